@@ -1,0 +1,1 @@
+"""The engine process: one synchronous loop. Nothing here imports trio or asyncio."""

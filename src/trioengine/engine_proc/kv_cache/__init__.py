@@ -1,0 +1,1 @@
+"""Blocks of the paged KV cache: who holds them, and which prefix they remember."""

@@ -1,0 +1,1 @@
+"""The model runner on torch: the only room of the engine where tensors live."""

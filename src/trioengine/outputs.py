@@ -1,0 +1,60 @@
+"""What the engine says about a sequence: deltas, and the one terminal that ends them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+__all__ = ["FinishReason", "RequestOutput", "Usage"]
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended, as the engine sees it (``tool_calls`` is derived in http)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestOutput(msgspec.Struct, array_like=True, gc=False):
+    """A delta of one sequence: what is new since the delta before it.
+
+    Deltas are additive: ``text`` and ``token_ids`` append. Chunk boundaries carry no meaning, so a
+    consumer that is behind may be handed several deltas merged into one.
+
+    Attributes:
+        request_id: The server-made integer of the ``Add`` (one per sequence).
+        text: New text; may be empty while bytes or a possible stop string are held back.
+        token_ids: New output tokens. A stop token or end-of-sequence token is included.
+        finish_reason: Set on the terminal delta only; nothing follows it.
+        stop_reason: The stop string or stop token id that ended it; ``None`` for end-of-sequence.
+        num_cached_tokens: Prompt tokens served from the prefix cache (said on the first delta).
+        error: What went wrong, with ``finish_reason == "error"`` only.
+    """
+
+    request_id: int
+    text: str = ""
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    def merge(self, later: RequestOutput) -> None:
+        """Append ``later``, the next delta of the same sequence, to this one."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        self.error = later.error
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one request, all of its sequences together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
