@@ -1,0 +1,131 @@
+"""Every check of this project, one session each. `nox` alone runs what CI runs.
+
+The sessions that need torch share one environment (it is hundreds of megabytes, and building it is
+most of a first run); the matrix over other Pythons runs on the simulated engine, without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.sessions = [
+    "lint", "typing", "layers", "tests", "property", "integration", "tests_without_torch",
+]  # fmt: skip
+
+ROOT = Path(__file__).parent
+SHARED_ENV = ROOT / ".nox" / "shared"
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+LOWEST = ("trio", "quart-trio", "hypercorn", "pyzmq", "msgspec")
+SERIAL = ("--durations=10", "-q")
+
+
+def group(*names: str) -> list[str]:
+    """Requirements of these dependency groups. Any pip can install a list; not any pip a group."""
+    return list(nox.project.dependency_groups(PYPROJECT, *names))
+
+
+def shared_python(session: nox.Session) -> str:
+    """Return the interpreter of the shared environment, made or brought up to date if need be."""
+    python = str(SHARED_ENV / "bin" / "python")
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode())
+    stamp = SHARED_ENV / digest.hexdigest()[:16]
+    if not stamp.exists():
+        session.run(sys.executable, "-m", "venv", "--clear", str(SHARED_ENV), external=True)
+        wanted = group("test", "lint", "typing", "layers")
+        session.run(python, "-m", "pip", "install", "-q", "-e", str(ROOT), *wanted, external=True)
+        stamp.touch()
+    return python
+
+
+def run(session: nox.Session, module: str, *args: str, **env: str) -> None:
+    """Run a module in the shared environment."""
+    python = shared_python(session)
+    session.run(python, "-m", module, *args, external=True, env={**os.environ, **env})
+
+
+def pytest(session: nox.Session, *args: str, profile: str = "ci") -> None:
+    """Run pytest in the shared environment, with any arguments given after `--`."""
+    run(session, "pytest", *SERIAL, *args, *session.posargs, HYPOTHESIS_PROFILE=profile)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Style and the async rules that ruff lacks."""
+    run(session, "ruff", "check", ".")
+    run(session, "ruff", "format", "--check", ".")
+    run(session, "flake8_async", "--enable=ASYNC1", "--disable=ASYNC109",
+        "--startable-in-context-manager=serve_http,run_incarnation",
+        *(str(path) for path in sorted((ROOT / "src").rglob("*.py"))))  # fmt: skip
+
+
+@nox.session(venv_backend="none")
+def typing(session: nox.Session) -> None:
+    """Mypy, strict, over sources and tests."""
+    run(session, "mypy")
+
+
+@nox.session(venv_backend="none")
+def layers(session: nox.Session) -> None:
+    """Which room may know which."""
+    session.run(str(Path(shared_python(session)).parent / "lint-imports"), external=True)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Every room by itself: in memory, on a virtual clock, and each runner against transformers."""
+    pytest(session, "tests", "--ignore=tests/property", "--ignore=tests/integration",
+           "-m", "not soak and not gpu")  # fmt: skip
+
+
+@nox.session(venv_backend="none")
+def property(session: nox.Session) -> None:
+    """Hypothesis: state machines, round trips, histories with faults."""
+    pytest(session, "tests/property", "-m", "not soak and not gpu")
+
+
+@nox.session(venv_backend="none")
+def integration(session: nox.Session) -> None:
+    """Real processes: the command, signals, kill -9 on either side, real clients."""
+    pytest(session, "tests/integration", "-m", "not soak and not gpu")
+
+
+@nox.session(python=["3.12", "3.13"])
+def tests_without_torch(session: nox.Session) -> None:
+    """The other Pythons, on the simulated engine, with neither torch nor transformers."""
+    session.install("-q", *group("runtime-without-torch", "test"))
+    session.install("-q", "--no-deps", "-e", str(ROOT))
+    session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs,
+                env={"HYPOTHESIS_PROFILE": "ci"})  # fmt: skip
+
+
+@nox.session(venv_backend="venv")
+def lowest(session: nox.Session) -> None:
+    """The oldest versions that pyproject.toml admits of what we lean on hardest."""
+    floors = [
+        f"{name}=={floor.group(1)}"
+        for requirement in PYPROJECT["project"]["dependencies"]
+        for name in LOWEST
+        if (floor := re.match(rf"{name}>=([\d.]+)", requirement))
+    ]
+    session.install("-q", *group("runtime-without-torch", "test"), *floors)
+    session.install("-q", "--no-deps", "-e", str(ROOT))
+    session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """Minutes to hours: a million messages, thousands of histories."""
+    pytest(session, "tests", "-m", "not gpu", profile="soak")
+
+
+@nox.session(venv_backend="none")
+def device(session: nox.Session) -> None:
+    """What needs a GPU."""
+    pytest(session, "tests/device", "-m", "gpu")
