@@ -83,6 +83,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     death_grace_s: float = 2.0
     start_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
+    beat_timeout_s: float = 5.0
     slow_client_timeout_s: float = 30.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
