@@ -1,0 +1,194 @@
+"""Numpy rows that live as long as their request runs, and the step batch made from them.
+
+Theory of operation
+-------------------
+Rows ``0 .. num_rows`` are dense: the last row moves into a gap. In the usual step every row decodes
+one token, and the batch is a few views and vectorised additions, whatever the number of rows;
+Python touches a row when its request comes, goes or gets a block. A step with prefill chunks, or
+with rows left out, is gathered by index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trioengine.engine_proc.runner import SamplingRows, StepBatch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from trioengine.engine_proc.request import Request
+    from trioengine.engine_proc.scheduler import PrefillChunk, SchedulerOutput
+
+    Int32Array = npt.NDArray[np.int32]
+
+__all__ = ["InputBatch"]
+
+
+class InputBatch:
+    """State of the running requests as the runner wants to see it."""
+
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int) -> None:
+        """Make room for ``max_rows`` requests of up to ``max_blocks`` blocks."""
+        self.requests: list[Request] = []
+        self._block_size = block_size
+        self._last_token = np.zeros(max_rows, np.int32)
+        self._num_computed = np.zeros(max_rows, np.int32)
+        self._blocks = np.zeros((max_rows, max_blocks), np.int32)
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_p = np.ones(max_rows, np.float32)
+        self._top_k = np.zeros(max_rows, np.int32)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seeds = np.zeros(max_rows, np.uint64)
+        self._request_ids = np.zeros(max_rows, np.int64)
+        self._rows = np.arange(max_rows + 1, dtype=np.int32)
+        self._columns = (
+            self._last_token,
+            self._num_computed,
+            self._blocks,
+            self._temperature,
+            self._top_p,
+            self._top_k,
+            self._min_p,
+            self._seeds,
+            self._request_ids,
+        )
+        self._num_drawn = 0  # rows that need more than an argmax
+        self._may_not_end: set[Request] = set()
+
+    def add(self, request: Request) -> None:
+        """Give an admitted request a row."""
+        row = request.row = len(self.requests)
+        self.requests.append(request)
+        params = request.params
+        self._last_token[row] = request.tokens[-1]
+        self._num_computed[row] = request.num_computed
+        self._blocks[row, : len(request.block_ids)] = request.block_ids
+        self._temperature[row] = params.temperature
+        self._top_p[row] = params.top_p
+        self._top_k[row] = max(params.top_k, 0)
+        self._min_p[row] = params.min_p
+        self._seeds[row] = request.seed
+        self._request_ids[row] = request.request_id
+        self._num_drawn += not params.greedy
+        if request.must_not_end and request.ending_ids:
+            self._may_not_end.add(request)
+
+    def remove(self, request: Request) -> None:
+        """Take the row of a request that has ceased to run; the last row fills the gap."""
+        row, request.row = request.row, -1
+        last = self.requests.pop()
+        if last is not request:
+            for column in self._columns:
+                column[row] = column[last.row]
+            self.requests[row] = last
+            last.row = row
+        self._num_drawn -= not request.params.greedy
+        self._may_not_end.discard(request)
+
+    def note_growth(self, request: Request) -> None:
+        """Copy the newest block of a request into its row."""
+        index = len(request.block_ids) - 1
+        self._blocks[request.row, index] = request.block_ids[index]
+
+    def build(self, plan: SchedulerOutput) -> tuple[StepBatch, list[Request]]:
+        """Return the step's batch, and the requests that sample, one per logits row.
+
+        The arrays are C-contiguous; some are views, valid until the batch is next changed.
+        """
+        if plan.prefills or len(plan.decodes) != len(self.requests):
+            return self._gather(plan)
+        num_rows = len(self.requests)
+        seq_lens = self._num_computed[:num_rows] + np.int32(1)
+        rows = self._rows[:num_rows]
+        batch = StepBatch(
+            token_ids=self._last_token[:num_rows],
+            positions=self._num_computed[:num_rows],
+            query_start=self._rows[: num_rows + 1],
+            seq_lens=seq_lens,
+            block_tables=self._tables(slice(num_rows), seq_lens),
+            logits_rows=rows,
+            sampling=self._sampling(slice(num_rows), self.requests, seq_lens),
+        )
+        return batch, self.requests.copy()
+
+    def _gather(self, plan: SchedulerOutput) -> tuple[StepBatch, list[Request]]:
+        """Build a batch of decodes first, then chunks."""
+        chunks, num_decodes = plan.prefills, len(plan.decodes)
+        requests = plan.decodes + [chunk.request for chunk in chunks]
+        rows = np.array([request.row for request in requests], np.int32)
+        counts = np.ones(len(requests), np.int32)
+        counts[num_decodes:] = [chunk.num_tokens for chunk in chunks]
+        query_start = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        starts = self._num_computed[rows]
+        sampled = np.ones(len(requests), np.bool_)
+        sampled[num_decodes:] = [chunk.is_last for chunk in chunks]
+        sampling_requests = [requests[index] for index in np.flatnonzero(sampled).tolist()]
+        seq_lens = starts + counts
+        batch = StepBatch(
+            token_ids=np.concatenate(
+                [self._last_token[rows[:num_decodes]], *map(_chunk_tokens, chunks)]
+            ),
+            positions=_positions(starts, counts, query_start),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=self._tables(rows, seq_lens),
+            logits_rows=query_start[1:][sampled] - np.int32(1),
+            sampling=self._sampling(rows[sampled], sampling_requests, seq_lens[sampled]),
+        )
+        return batch, sampling_requests
+
+    def _tables(self, rows: slice | Int32Array, seq_lens: Int32Array) -> Int32Array:
+        width = -(-int(seq_lens.max()) // self._block_size)
+        return np.ascontiguousarray(self._blocks[rows, :width])
+
+    def _sampling(
+        self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array
+    ) -> SamplingRows:
+        return SamplingRows(
+            temperature=self._temperature[rows],
+            top_p=self._top_p[rows],
+            top_k=self._top_k[rows],
+            min_p=self._min_p[rows],
+            seeds=self._seeds[rows],
+            positions=seq_lens.astype(np.int64),
+            request_ids=self._request_ids[rows],
+            all_greedy=self._num_drawn == 0,
+            masked_token_ids=self._masks(requests),
+        )
+
+    def _masks(self, requests: list[Request]) -> list[tuple[int, list[int]]]:
+        if not self._may_not_end:
+            return []
+        self._may_not_end = {request for request in self._may_not_end if request.must_not_end}
+        return [
+            (index, sorted(request.ending_ids))
+            for index, request in enumerate(requests)
+            if request in self._may_not_end
+        ]
+
+    def advance(self, plan: SchedulerOutput, sampled: list[Request], tokens: Int32Array) -> None:
+        """Note that the step was computed and what it sampled; call before rows change."""
+        num_rows = len(self.requests)
+        if not plan.prefills and len(plan.decodes) == num_rows:
+            self._num_computed[:num_rows] += np.int32(1)
+            self._last_token[:num_rows] = tokens
+            return
+        self._num_computed[[request.row for request in plan.decodes]] += np.int32(1)
+        for chunk in plan.prefills:
+            self._num_computed[chunk.request.row] += np.int32(chunk.num_tokens)
+        self._last_token[[request.row for request in sampled]] = tokens
+
+
+def _chunk_tokens(chunk: PrefillChunk) -> Int32Array:
+    start = chunk.request.num_computed
+    return np.array(chunk.request.tokens[start : start + chunk.num_tokens], np.int32)
+
+
+def _positions(starts: Int32Array, counts: Int32Array, query_start: Int32Array) -> Int32Array:
+    """Return ``start, start + 1, …`` of every sequence, one after the other."""
+    within = np.arange(query_start[-1], dtype=np.int32) - np.repeat(query_start[:-1], counts)
+    return np.repeat(starts, counts) + within
