@@ -26,6 +26,7 @@ MAX_PENDING_BYTES: Final = 1 << 20
 RATE_WINDOW_S: Final = 60.0
 RATE_LIMIT_RECORDS: Final = 10
 MAX_KINDS: Final = 1000
+ERASE_LINE: Final = b"\r\x1b[K"
 
 
 class LineSink:
@@ -38,12 +39,20 @@ class LineSink:
         self._pending_bytes = 0
         self._dropped = 0
         self._closed = False
+        self._status_shown = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def write(self, data: bytes) -> None:
+    def show_status(self, line: str) -> None:
+        """Draw ``line`` (empty: nothing) where the cursor is; the next write takes its place."""
+        self.write(line.encode(), is_status=True)
+
+    def write(self, data: bytes, *, is_status: bool = False) -> None:
         """Queue ``data``, or drop it where the reader is too far behind. Never waits."""
         with self._changed:
+            if self._status_shown:
+                data = ERASE_LINE + data
+            self._status_shown = is_status and data not in (b"", ERASE_LINE)
             if self._closed or self._pending_bytes + len(data) > self._max_pending_bytes:
                 self._dropped += 1
                 return
