@@ -1,0 +1,129 @@
+"""The ``prompt`` of a completion: text, token ids, or a list of either, taken apart in bounds.
+
+A body of 16 MiB may hold millions of ids. What can't fit is refused by counting commas, before an
+object is made for each; the rest is decoded prompt by prompt, so that the caller may pause between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from trioengine.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from msgspec import Raw
+
+__all__ = ["MAX_PROMPTS", "Prompt", "context_length_exceeded", "read_prompts"]
+
+Prompt = str | list[int]
+Value = TypeVar("Value")
+
+MAX_PROMPTS: Final = 2048
+
+_text = msgspec.json.Decoder(str)
+_texts = msgspec.json.Decoder(list[str])
+_ids = msgspec.json.Decoder(list[int])
+
+
+def read_prompts(raw: Raw, *, max_model_len: int, vocab_size: int) -> Iterator[Prompt]:
+    """Yield each prompt in order; token ids are checked to be in ``[0, vocab_size)``.
+
+    Args:
+        raw: The undecoded value, already known to be JSON.
+        max_model_len: Tokens that one sequence can hold; a list of ids beyond is refused unread.
+        vocab_size: Of the model.
+
+    Raises:
+        InvalidRequestError: Neither text nor ids nor a list of either, none, too many or too long.
+    """
+    data = bytes(raw).strip()
+    if not data or data == b"null":
+        raise InvalidRequestError("'prompt' is required.", param="prompt")
+    if not data.startswith(b"["):
+        yield _decode(_text, data)
+        return
+    first = data[1:].lstrip()[:1]
+    if first == b"]":
+        raise InvalidRequestError("'prompt' must not be an empty list.", param="prompt")
+    if first == b'"':
+        yield from _limited(_decode(_texts, data))
+    elif first == b"[":
+        yield from _read_id_lists(data, max_model_len, vocab_size)
+    else:
+        yield _read_ids(data, max_model_len, vocab_size)
+
+
+def context_length_exceeded(
+    limit: int, prompt_tokens: int, requested: int, *, param: str
+) -> InvalidRequestError:
+    """Return the error with its three numbers, all in tokens."""
+    return InvalidRequestError(
+        f"This model's maximum context length is {limit} tokens. However, the prompt has "
+        f"{prompt_tokens} tokens and at least {requested} more were requested for the output "
+        f"({prompt_tokens + requested} in total). Shorten the prompt or request fewer tokens.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _read_id_lists(data: bytes, max_model_len: int, vocab_size: int) -> Iterator[list[int]]:
+    # JSON that begins with "[[" and holds nothing but numbers ends each list at a "]"; where it
+    # holds anything else, a piece below is no list of integers and is refused for that.
+    if data.count(b"]") > MAX_PROMPTS + 1:
+        raise _too_many(data.count(b"]") - 1)
+    pieces = data[1:-1].strip().split(b"]")
+    if pieces.pop().strip():
+        raise _mixed()
+    for number, piece in enumerate(pieces):
+        yield _read_ids(
+            piece.strip().removeprefix(b",") + b"]" if number else piece + b"]",
+            max_model_len,
+            vocab_size,
+        )
+
+
+def _read_ids(data: bytes, max_model_len: int, vocab_size: int) -> list[int]:
+    least = data.count(b",") + 1
+    if least > max_model_len:
+        raise context_length_exceeded(max_model_len, least, 1, param="prompt")
+    ids = _decode(_ids, data)
+    if not ids:
+        raise InvalidRequestError("A prompt must have at least one token.", param="prompt")
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidRequestError(
+            f"Token ids must be in [0, {vocab_size}), got {wrong}.", param="prompt"
+        )
+    return ids
+
+
+def _limited(texts: list[str]) -> list[str]:
+    if len(texts) > MAX_PROMPTS:
+        raise _too_many(len(texts))
+    return texts
+
+
+def _decode(decoder: msgspec.json.Decoder[Value], data: bytes) -> Value:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        raise _mixed() from None
+
+
+def _too_many(count: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"'prompt' takes at most {MAX_PROMPTS} prompts, got {count}.", param="prompt"
+    )
+
+
+def _mixed() -> InvalidRequestError:
+    return InvalidRequestError(
+        "'prompt' must be a string, a list of strings, a list of token ids or a list of lists of "
+        "token ids.",
+        param="prompt",
+    )

@@ -1,0 +1,218 @@
+"""Engine deltas → OpenAI objects: chunks for a stream, or one object for the whole. Pure.
+
+A streamed chunk differs from the one before it in little but its text. So all the rest is encoded
+once per request and choice, and a chunk is prefix + encoded text + suffix: no dict is built and
+nothing but the text is encoded while tokens arrive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from trioengine.http.schemas import (
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    PromptTokensDetails,
+    ReplyMessage,
+    UsageInfo,
+)
+from trioengine.http.sse import DATA, END
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trioengine.outputs import FinishReason, Usage
+
+__all__ = [
+    "ChatReplies",
+    "Choice",
+    "CompletionReplies",
+    "Replies",
+    "ReplyHead",
+    "chat_head",
+    "completion_head",
+]
+
+_encode: Final = msgspec.json.Encoder().encode
+
+_HOLE: Final = "0b7c6a52"  # stands where the text goes while a prefix and suffix are cut
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What every object of one answer repeats. ``created`` is wall-clock seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+@dataclasses.dataclass(slots=True)
+class Choice:
+    """A finished sequence."""
+
+    text: str
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+
+
+def completion_head(model: str, fingerprint: str) -> ReplyHead:
+    """Return the head of an answer that begins now."""
+    return ReplyHead(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model, fingerprint)
+
+
+def chat_head(model: str, fingerprint: str) -> ReplyHead:
+    """Return the head of an answer that begins now."""
+    return ReplyHead(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, fingerprint)
+
+
+class Replies(Protocol):
+    """One endpoint's way to write an answer. The bytes are whole SSE events, or one JSON body."""
+
+    head: ReplyHead
+
+    def opening(self, index: int) -> bytes:
+        """Events that begin choice ``index``; to be asked for before its first text."""
+
+    def text(self, index: int, text: str) -> bytes:
+        """Event with new text, which is not empty."""
+
+    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+        """The one event that ends choice ``index``."""
+
+    def usage(self, usage: Usage) -> bytes:
+        """Event with the token counts, without choices."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The answer in one piece."""
+
+
+class _Replies:
+    """What the two endpoints share: events cut into prefix and suffix."""
+
+    _object: str
+
+    def __init__(self, head: ReplyHead, *, include_usage: bool) -> None:
+        self.head = head
+        self._null_usage: dict[str, None] = {"usage": None} if include_usage else {}
+        self._cuts: dict[int, tuple[bytes, bytes]] = {}
+
+    def opening(self, index: int) -> bytes:
+        event = self._event([self._text_choice(index)], self._null_usage)
+        prefix, _, suffix = event.rpartition(_encode(_HOLE))
+        self._cuts[index] = prefix, suffix
+        return b""
+
+    def text(self, index: int, text: str) -> bytes:
+        prefix, suffix = self._cuts[index]
+        return prefix + _encode(text) + suffix
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._event([], {"usage": _usage_info(usage)})
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+        head = self.head
+        body = {
+            "id": head.id,
+            "object": self._object,
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.system_fingerprint,
+            "choices": choices,
+        } | usage
+        return DATA + _encode(body) + END
+
+
+class ChatReplies(_Replies):
+    """``chat.completion`` and its chunks: role first, then text, then an empty finish."""
+
+    _object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> bytes:
+        super().opening(index)
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._event([_chat_choice(index, delta)], self._null_usage)
+
+    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+        choice = _chat_choice(index, {}, reason) | {"stop_reason": stop_reason}
+        return self._event([choice], self._null_usage)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _encode(
+            ChatCompletion(
+                **dataclasses.asdict(self.head),
+                choices=[
+                    ChatChoice(
+                        index=index,
+                        message=ReplyMessage(content=choice.text),
+                        finish_reason=choice.finish_reason,
+                        stop_reason=choice.stop_reason,
+                    )
+                    for index, choice in enumerate(choices)
+                ],
+                usage=_usage_info(usage),
+            )
+        )
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return _chat_choice(index, {"content": _HOLE})
+
+
+class CompletionReplies(_Replies):
+    """``text_completion``, whose chunks have the same shape as the whole."""
+
+    _object = "text_completion"
+
+    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+        choice = _completion_choice(index, "", reason) | {"stop_reason": stop_reason}
+        return self._event([choice], self._null_usage)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _encode(
+            Completion(
+                **dataclasses.asdict(self.head),
+                choices=[
+                    CompletionChoice(
+                        index=index,
+                        text=choice.text,
+                        finish_reason=choice.finish_reason,
+                        stop_reason=choice.stop_reason,
+                    )
+                    for index, choice in enumerate(choices)
+                ],
+                usage=_usage_info(usage),
+            )
+        )
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return _completion_choice(index, _HOLE)
+
+
+def _chat_choice(
+    index: int, delta: dict[str, str | None], reason: FinishReason | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _completion_choice(index: int, text: str, reason: FinishReason | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _usage_info(usage: Usage) -> UsageInfo:
+    return UsageInfo(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+    )
