@@ -10,7 +10,8 @@ the server and never used twice, so an abort can only ever hit the request that 
 What each message promises:
 
 - every ``Add`` is answered by exactly one terminal delta, ``stop``, ``length``, ``abort`` or
-  ``error``; ``Accepted`` comes first, also when no step runs.
+  ``error``; ``Accepted`` comes first, also when no step runs. Only an ``Add`` that cannot be served
+  at all gets its ``error`` without one.
 - ``Abort`` of a live id is confirmed by its terminal ``abort`` once its blocks are free, also when
   no step runs; of an unknown or finished id it is counted (``EngineStats.aborts_ignored``) and gets
   no answer.

@@ -143,7 +143,8 @@ class InputBatch:
 
     def _tables(self, rows: slice | Int32Array, seq_lens: Int32Array) -> Int32Array:
         width = -(-int(seq_lens.max()) // self._block_size)
-        return np.ascontiguousarray(self._blocks[rows, :width])
+        tables: Int32Array = np.ascontiguousarray(self._blocks[rows, :width])
+        return tables
 
     def _sampling(
         self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array
@@ -185,10 +186,14 @@ class InputBatch:
 
 def _chunk_tokens(chunk: PrefillChunk) -> Int32Array:
     start = chunk.request.num_computed
-    return np.array(chunk.request.tokens[start : start + chunk.num_tokens], np.int32)
+    tokens: Int32Array = np.array(
+        chunk.request.tokens[start : start + chunk.num_tokens], dtype=np.int32
+    )
+    return tokens
 
 
 def _positions(starts: Int32Array, counts: Int32Array, query_start: Int32Array) -> Int32Array:
     """Return ``start, start + 1, …`` of every sequence, one after the other."""
     within = np.arange(query_start[-1], dtype=np.int32) - np.repeat(query_start[:-1], counts)
-    return np.repeat(starts, counts) + within
+    positions: Int32Array = np.repeat(starts, counts) + within
+    return positions

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
 from trioengine.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
 
     from trioengine.outputs import FinishReason
@@ -65,8 +65,8 @@ TRANSITIONS: Final[dict[tuple[RequestStatus, RequestEvent], RequestStatus]] = {
 class TextBuilder(Protocol):
     """Turns the output tokens of one sequence into text, bit by bit."""
 
-    def append(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
-        """Return the new text, and the stop string that has just ended it (else ``None``)."""
+    def append(self, token_ids: Sequence[int], /) -> tuple[str, str | None, int]:
+        """Return the new text, the stop string that has just ended it, and how many ids it took."""
 
     def flush(self) -> str:
         """Return the text still held back; the sequence has ended without a stop string."""
@@ -97,7 +97,6 @@ class Request:
         block_hashes: Hash of each full block of ``tokens`` as far as they were needed.
         num_sealed: Leading blocks that the prefix cache has been told about.
         row: Its row of the input batch while it runs, else -1.
-        first_delta: True until a delta was made.
     """
 
     request_id: int
@@ -120,7 +119,6 @@ class Request:
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
     num_sealed: int = 0
     row: int = -1
-    first_delta: bool = True
 
     def __repr__(self) -> str:
         return (

@@ -5,8 +5,8 @@ Theory of operation
 Both queues are kept in order of rank (priority, then arrival). One step is made up in three passes:
 
 1. *Decodes.* Every decoding request computes its one token. One that needs a block while none is
-   free preempts the running request of the worst rank, itself at the last; the victim's tokens stay,
-   its blocks go, and it waits again at its old rank.
+   free preempts the running request of the worst rank, itself at the last; the victim keeps its
+   tokens, loses its blocks, and waits again at its old rank.
 2. *Prefill chunks* of those admitted earlier, in order.
 3. *Admissions*, in order and without overtaking, while there is a seat, token budget, and a free
    block for every token of the newcomer beside one for each request that runs.
@@ -109,7 +109,15 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill and preemption by recomputation. Does no I/O."""
+    """Continuous batching with chunked prefill and preemption by recomputation. Does no I/O.
+
+    Attributes:
+        waiting: Not yet admitted, or preempted.
+        running: Holding blocks.
+        num_preemptions: Since the start.
+        prompt_tokens: Prompt tokens of all requests admitted since the start.
+        prefix_hit_tokens: How many of them the prefix cache had.
+    """
 
     def __init__(
         self,
@@ -133,7 +141,7 @@ class Scheduler:
         self.waiting = RankedQueue()
         self.running = RankedQueue()
         self.num_preemptions = 0
-        self.prefix_queried_tokens = 0
+        self.prompt_tokens = 0
         self.prefix_hit_tokens = 0
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -214,16 +222,16 @@ class Scheduler:
             request = self.waiting[0]
             if not self.kv_cache.admit(request, headroom=len(self.running)):
                 break
-            self._note_prefix_hit(request)
+            self._count(request)
             self.waiting.remove(request)
             request.advance(RequestEvent.ADMIT)
             self.running.add(request)
             plan.admitted.append(request)
             budget -= self._plan_chunk(request, plan, budget)
 
-    def _note_prefix_hit(self, request: Request) -> None:
+    def _count(self, request: Request) -> None:
         if request.status is RequestStatus.PREEMPTED:
-            return  # a hit on its own blocks is not worth a word
+            return  # counted when it came first; a hit on its own blocks is not worth a word
         request.num_cached_tokens = request.num_computed
-        self.prefix_queried_tokens += request.num_prompt_tokens
+        self.prompt_tokens += request.num_prompt_tokens
         self.prefix_hit_tokens += request.num_computed

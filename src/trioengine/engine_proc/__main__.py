@@ -1,0 +1,96 @@
+"""``python -m trioengine.engine_proc``: one incarnation of the engine, from Hello to its last word.
+
+Nothing heavy is imported before the lifeline is armed: from then on this process cannot outlive its
+server. SIGINT and SIGTERM are ignored, since a terminal's Ctrl-C and a service manager's group kill
+reach it too and the server decides when it leaves; SIGHUP keeps its meaning.
+
+Exit codes: 0 after ``Shutdown``, 1 after ``Fatal`` or when the server is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from trioengine.config import EngineConfig
+    from trioengine.engine_proc.channel import EngineChannel
+    from trioengine.heartbeat import HeartbeatPage
+
+FAILED: Final = 1
+_STDIN: Final = 0
+
+
+def main() -> int:
+    """Run one incarnation; return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    config, page = _arm()
+    from trioengine.engine_proc.channel import EngineChannel
+    from trioengine.engine_proc.loop import fatal_from
+
+    with EngineChannel(
+        commands_address=config.commands_address, outputs_address=config.outputs_address
+    ) as channel:
+        try:
+            channel.greet(config.token)
+            return _serve(config, channel, page)
+        except Exception as error:
+            traceback.print_exc()  # the frame may find nobody, the captured pipe is read to its end
+            channel.send(fatal_from(error))
+            return FAILED
+
+
+def _arm() -> tuple[EngineConfig, HeartbeatPage]:
+    """Read the configuration, and from then on die with the server."""
+    from pathlib import Path
+
+    import msgspec
+
+    from trioengine.config import EngineConfig
+    from trioengine.engine_proc.lifeline import Lifeline, read_config_line
+    from trioengine.engine_proc.lossy_stream import make_standard_streams_lossy
+    from trioengine.heartbeat import HeartbeatPage
+
+    make_standard_streams_lossy()
+    logging.basicConfig(format="%(levelname)s engine: %(message)s", level=logging.INFO)
+    config = msgspec.json.decode(read_config_line(_STDIN), type=EngineConfig)
+    page = HeartbeatPage(Path(config.heartbeat_path), writable=True)
+    Lifeline(_STDIN, page, config.runtime_dir).start()
+    return config, page
+
+
+def _serve(config: EngineConfig, channel: EngineChannel, page: HeartbeatPage) -> int:
+    """Load, say Ready, and run the loop to its end.
+
+    Raises:
+        Exception: Loading failed, or a step did.
+    """
+    from trioengine.engine_proc.loop import EngineLoop
+    from trioengine.engine_proc.profiling import StepTimeline
+    from trioengine.engine_proc.registry import build_backend
+    from trioengine.protocol import Progress, Ready
+
+    timeline = StepTimeline()
+    backend = build_backend(
+        config, lambda phase, done: channel.send(Progress(phase, done)), timeline
+    )
+    gc.collect()
+    gc.freeze()  # what loading left is here to stay: collections need not walk it again
+    channel.send(Ready(backend.model, backend.limits))
+    EngineLoop(backend, channel, page, timeline).run()
+    backend.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of kernels and libraries have no say in how long an exit takes.
+    os._exit(exit_code)

@@ -1,0 +1,323 @@
+"""The engine proper: schedule, execute, poll aborts, apply, detokenise; one list of deltas a step.
+
+Theory of operation
+-------------------
+A request is live from ``add_request`` to its terminal, and there is exactly one place where it
+leaves: ``_end``. Aborts arrive before ``schedule`` and once more between sampling and applying;
+there they win: what was sampled for an aborted request is dropped, and its terminal is ``abort``
+even where that token would have finished it.
+
+What one request contains can only hurt that request: it ends with ``error``. What breaks the shared
+state (a failing step, a block freed twice) raises, and the loop makes it fatal.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from trioengine.engine_proc.input_batch import InputBatch
+from trioengine.engine_proc.intake import Intake
+from trioengine.engine_proc.kv_cache.block_pool import BlockPool
+from trioengine.engine_proc.kv_cache.manager import KVCacheManager
+from trioengine.engine_proc.profiling import Profiler, StepTimeline
+from trioengine.engine_proc.request import Request, RequestStatus, TextBuilder
+from trioengine.engine_proc.scheduler import PREFILL_TOKENS_BESIDE_DECODES, Scheduler
+from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
+from trioengine.outputs import FinishReason, RequestOutput
+from trioengine.protocol import EngineLimits, EngineStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from trioengine.engine_proc.runner import ModelRunner
+    from trioengine.engine_proc.scheduler import SchedulerOutput
+    from trioengine.protocol import Add
+    from trioengine.sampling_params import SamplingParams
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """Fulfils ``EngineBackend`` over any ``ModelRunner``.
+
+    Attributes:
+        model: The runner's, its length limited to what the cache can hold.
+        limits: How much it holds at once.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        make_text: Callable[[SamplingParams], TextBuilder],
+        *,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        enable_prefix_caching: bool = True,
+        prefill_tokens_beside_decodes: int = PREFILL_TOKENS_BESIDE_DECODES,
+        seed: int = 0,
+        profile_dir: Path | None = None,
+        timeline: StepTimeline | None = None,
+    ) -> None:
+        """Take over a loaded runner.
+
+        Args:
+            runner: Computes the steps; closed by ``shutdown``.
+            make_text: Builds the detokenizer of one sequence.
+            max_num_seqs: Most sequences that run at once.
+            max_num_batched_tokens: Most tokens a step.
+            enable_prefix_caching: Keep and match full blocks.
+            prefill_tokens_beside_decodes: Most prompt tokens of a step in which anything decodes.
+            seed: Where the seeds of requests without one come from.
+            profile_dir: Where profiles go; ``None`` refuses them.
+            timeline: Told of every phase boundary; shared with the loop.
+
+        Raises:
+            ConfigError: The token budget is below ``max_num_seqs``.
+        """
+        block_size, num_blocks = runner.block_size, runner.num_blocks
+        # One sequence never needs more blocks than there are: that would be a wait without end.
+        max_model_len = min(runner.model.max_model_len, num_blocks * block_size)
+        self.model = msgspec.structs.replace(runner.model, max_model_len=max_model_len)
+        self.limits = EngineLimits(max_num_seqs, max_num_batched_tokens, block_size, num_blocks)
+        self._timeline = StepTimeline() if timeline is None else timeline
+        self._runner = runner
+        self._profiler = Profiler(self._timeline, runner, profile_dir)
+        self._intake = Intake(self.model, make_text, seed=seed)
+        self._pool = BlockPool(num_blocks)
+        self._caching = enable_prefix_caching
+        kv_cache = KVCacheManager(
+            self._pool, block_size, enable_prefix_caching=enable_prefix_caching
+        )
+        self._kv_cache = kv_cache
+        self._scheduler = Scheduler(
+            kv_cache,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_tokens_beside_decodes=prefill_tokens_beside_decodes,
+        )
+        self._batch = InputBatch(max_num_seqs, kv_cache.num_blocks_for(max_model_len), block_size)
+        self._live: dict[int, Request] = {}
+        self._generation_tokens = self._aborts_ignored = 0
+        self._step_seconds = 0.0
+
+    # Requests -------------------------------------------------------------------------------
+
+    def add_request(self, add: Add) -> RequestOutput | None:
+        """Take a sequence into WAITING, or return its terminal error.
+
+        Raises:
+            ProtocolError: The id is live already: the server has lost count.
+        """
+        if add.request_id in self._live:
+            raise ProtocolError(f"request id {add.request_id} was added twice")
+        try:
+            request = self._intake.make_request(add)
+        except Exception as error:  # contained: nothing shared has been touched yet
+            return _error_output(add.request_id, error)
+        self._live[add.request_id] = request
+        self._scheduler.add(request)
+        return None
+
+    def abort(self, request_ids: Sequence[int]) -> list[RequestOutput]:
+        """Free the blocks of these sequences now; return one terminal per live id."""
+        outputs = []
+        for request_id in request_ids:
+            request = self._live.get(request_id)
+            if request is None:
+                self._aborts_ignored += 1
+            else:
+                self._end(request, FinishReason.ABORT)
+                outputs.append(RequestOutput(request_id, finish_reason=FinishReason.ABORT))
+        return outputs
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of everything, once."""
+        self._scheduler.forget(request)
+        if request.row >= 0:
+            self._batch.remove(request)
+        request.finish(reason)
+        del self._live[request.request_id]
+        if not self._live and self._pool.num_free != self._pool.num_blocks:
+            raise InternalError(f"no request is left, but blocks are held: {self._pool!r}")
+
+    @property
+    def live_ids(self) -> frozenset[int]:
+        """Ids of the requests that have not had their terminal."""
+        return frozenset(self._live)
+
+    # The step -------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """True while a sequence waits or runs."""
+        return bool(self._live)
+
+    def step(self, poll_aborts: Callable[[], Sequence[int]]) -> list[RequestOutput]:
+        """Schedule, execute, poll aborts, apply; return the deltas of this step.
+
+        Raises:
+            InternalError: Nothing could be scheduled, although there is work.
+            Exception: Whatever the runner raises; the engine's state is not to be trusted then.
+        """
+        begin_s = time.perf_counter()
+        plan = self._schedule()
+        batch, sampling = self._batch.build(plan)
+        self._timeline.lap("build")
+        tokens = self._runner.execute(batch)
+        self._batch.advance(plan, sampling, tokens)
+        self._timeline.lap("execute")
+        outputs = self.abort(poll_aborts())
+        self._timeline.lap("poll aborts")
+        self._apply_computed(plan)
+        self._apply_sampled(sampling, self._checked(tokens), outputs)
+        self._timeline.lap("apply")
+        self._step_seconds = time.perf_counter() - begin_s
+        return outputs
+
+    def _schedule(self) -> SchedulerOutput:
+        plan = self._scheduler.schedule()
+        if not plan.decodes and not plan.prefills:
+            raise InternalError(f"nothing to schedule, with {len(self._live)} requests live")
+        for request in plan.preempted:
+            self._batch.remove(request)
+        for request in plan.grown:
+            self._batch.note_growth(request)
+        for request in plan.admitted:
+            self._batch.add(request)
+        self._timeline.lap("schedule")
+        return plan
+
+    def _apply_computed(self, plan: SchedulerOutput) -> None:
+        """Note what is in the cache now (for a request aborted since, nobody looks)."""
+        for request in plan.decodes:
+            request.num_computed += 1
+        for chunk in plan.prefills:
+            request = chunk.request
+            if request.status is RequestStatus.RUNNING:
+                request.decoding = chunk.is_last
+                request.num_computed += chunk.num_tokens
+                self._kv_cache.seal(request)
+
+    def _checked(self, tokens: npt.NDArray[np.int32]) -> list[int]:
+        """Return the sampled ids, with -1 for any that is not in the vocabulary."""
+        in_vocabulary = tokens.view(np.uint32) < self.model.vocab_size
+        if not in_vocabulary.all():
+            tokens = np.where(in_vocabulary, tokens, np.int32(-1))
+        return tokens.tolist()  # type: ignore[no-any-return]
+
+    def _apply_sampled(
+        self, requests: list[Request], tokens: list[int], outputs: list[RequestOutput]
+    ) -> None:
+        """Add to ``outputs`` one delta for each request that is still there, ending some."""
+        before = len(outputs)
+        for request, token in zip(requests, tokens, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # aborted since the step began
+            try:
+                output = _extend(request, token)
+            except Exception as error:  # contained: only this request's own text was touched
+                output = _error_output(request.request_id, error)
+            if output.finish_reason is not None:
+                self._end(request, output.finish_reason)
+            outputs.append(output)
+        self._generation_tokens += len(outputs) - before
+
+    # Control --------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters."""
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            free_blocks=self._pool.num_blank,
+            evictable_blocks=self._pool.num_evictable,
+            prompt_tokens=scheduler.prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_queried_tokens=scheduler.prompt_tokens if self._caching else 0,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            aborts_ignored=self._aborts_ignored,
+            step_seconds=self._step_seconds,
+        )
+
+    def call(self, method: str, args: dict[str, object]) -> object:
+        """Run a control method: ours, or one of the runner's.
+
+        Raises:
+            InvalidRequestError: Neither knows it, or it cannot be done now.
+        """
+        if method == "start_profile":
+            self._profiler.start()
+            return None
+        if method == "stop_profile":
+            return self._profiler.stop()
+        if method == "reset_prefix_cache":
+            return self._pool.reset_cache()
+        if method == "check_integrity":
+            self.check_integrity()
+            return None
+        try:
+            return self._runner.call(method, args)
+        except KeyError as error:
+            raise InvalidRequestError(f"unknown method {method!r}") from error
+
+    def check_integrity(self) -> None:
+        """Check that blocks, queues and rows agree.
+
+        Raises:
+            InternalError: They do not; the message says how.
+        """
+        self._pool.check_integrity()
+        scheduler = self._scheduler
+        queued = {request.request_id for request in [*scheduler.running, *scheduler.waiting]}
+        if queued != self.live_ids:
+            raise InternalError(f"live {sorted(self.live_ids)}, but queued {sorted(queued)}")
+        if set(scheduler.running) != set(self._batch.requests):
+            raise InternalError("the rows of the batch are not the running requests")
+        held = {block for request in scheduler.running for block in request.block_ids}
+        if len(held) + self._pool.num_free != self._pool.num_blocks:
+            raise InternalError(f"{len(held)} blocks are in use, but {self._pool!r}")
+
+    def shutdown(self) -> None:
+        """Free the runner's weights and cache."""
+        self._runner.close()
+
+
+def _extend(request: Request, token: int) -> RequestOutput:
+    """Append a sampled token to its sequence; return the delta, terminal if that ends it.
+
+    Raises:
+        InternalError: The token is not in the vocabulary.
+        Exception: Whatever its detokenizer raises.
+    """
+    if token < 0:
+        raise InternalError("the model gave a token outside its vocabulary")
+    tokens, new_ids = request.tokens, [token]
+    tokens.append(token)
+    reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    if token in request.ending_ids:
+        text = request.text.flush()
+        reason = FinishReason.STOP
+        stop_reason = None if token in request.eos_ids else token
+    else:
+        text, stop_reason, _ = request.text.append(new_ids)
+        if stop_reason is not None:
+            reason = FinishReason.STOP
+        elif len(tokens) >= request.max_len:
+            reason = FinishReason.LENGTH
+            text += request.text.flush()
+    cached = request.num_cached_tokens if request.num_output_tokens == 1 else 0
+    return RequestOutput(request.request_id, text, new_ids, reason, stop_reason, cached)
+
+
+def _error_output(request_id: int, error: Exception) -> RequestOutput:
+    message = str(error) or type(error).__name__
+    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message)

@@ -1,0 +1,139 @@
+"""From a configuration to a loaded backend. Each runner is imported only when it is wanted."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trioengine.checkpoint_files import eos_token_ids
+from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
+from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
+from trioengine.errors import ConfigError
+from trioengine.vocabulary import SIMULATED_EOS_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trioengine.config import EngineConfig, EngineOptions
+    from trioengine.engine_proc.profiling import StepTimeline
+    from trioengine.engine_proc.runner import ModelRunner
+    from trioengine.sampling_params import SamplingParams
+
+    Progress = Callable[[str, float], None]
+
+__all__ = ["build_backend"]
+
+MAX_NUM_SEQS_CPU: Final = 64
+MAX_NUM_SEQS_CUDA: Final = 256
+_NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
+
+log = logging.getLogger(__name__)
+
+
+def build_backend(
+    config: EngineConfig, progress: Progress, timeline: StepTimeline | None = None
+) -> EngineCore:
+    """Load what the configuration names.
+
+    Args:
+        config: One incarnation's configuration.
+        progress: Told of (phase, fraction in [0, 1]) while loading.
+        timeline: Shared between the backend and its loop.
+
+    Raises:
+        ConfigError: The options do not fit each other, the model or this machine.
+        Exception: Whatever loading raises.
+    """
+    options = config.options
+    if options.backend == "sim":
+        runner, vocab = _load_simulated(config, progress)
+    else:
+        model_dir = _require_model_dir(config)
+        vocab = DetokenizerVocab.from_dir(model_dir)
+        runner = _load_model(model_dir, options, progress)
+    max_num_seqs = _max_num_seqs(options, runner)
+    return EngineCore(
+        runner,
+        functools.partial(_make_text, vocab),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+        seed=options.seed,
+        profile_dir=None if options.profile_dir is None else Path(options.profile_dir),
+        timeline=timeline,
+    )
+
+
+def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:
+    return Detokenizer(vocab, stop=params.stop, min_tokens=params.min_tokens)
+
+
+def _max_num_seqs(options: EngineOptions, runner: ModelRunner) -> int:
+    if options.max_num_seqs is not None:
+        return options.max_num_seqs
+    default = MAX_NUM_SEQS_CUDA if "cuda" in runner.model.runner else MAX_NUM_SEQS_CPU
+    return min(default, options.max_num_batched_tokens)
+
+
+def _load_simulated(
+    config: EngineConfig, progress: Progress
+) -> tuple[ModelRunner, DetokenizerVocab]:
+    """Load the pretended model, with the words of a real one where a checkpoint is given."""
+    options, name = config.options, config.model_name
+    if config.model_dir is None:
+        vocab = simulated_vocab(SimScript.from_args(options.engine_args).vocab_size)
+        eos_ids: tuple[int, ...] = (SIMULATED_EOS_ID,)
+    else:
+        model_dir = Path(config.model_dir)
+        vocab, eos_ids = DetokenizerVocab.from_dir(model_dir), eos_token_ids(model_dir)
+    # No parts of characters and no control characters: a simulated answer reads as text.
+    speakable = [
+        token_id for token_id, text in vocab.texts.items() if text.strip() and text.isprintable()
+    ]
+    runner = SimModelRunner.load(
+        options,
+        name=name,
+        vocab_size=vocab.size,
+        eos_token_ids=eos_ids,
+        speakable=speakable,
+        progress=progress,
+    )
+    return runner, vocab
+
+
+def _require_model_dir(config: EngineConfig) -> Path:
+    if config.model_dir is None:
+        raise ConfigError(f"the {config.options.backend} engine needs a checkpoint")
+    return Path(config.model_dir)
+
+
+def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> ModelRunner:
+    if options.backend == "native":
+        return _load_native(model_dir, options, progress)
+    if options.backend == "auto" and not _wants_cuda(options):
+        try:
+            return _load_native(model_dir, options, progress)
+        except (ConfigError, ImportError) as error:
+            log.warning("the native runner does not fit, torch computes instead: %s", error)
+    return _load_torch(model_dir, options, progress)
+
+
+def _wants_cuda(options: EngineOptions) -> bool:
+    # Looking at the device file spares the seconds that importing torch to ask it would take.
+    return options.device == "cuda" or (options.device == "auto" and _NVIDIA_DRIVER.exists())
+
+
+def _load_native(model_dir: Path, options: EngineOptions, progress: Progress) -> ModelRunner:
+    native_runner = importlib.import_module("trioengine.engine_proc.native_runner")
+    runner: ModelRunner = native_runner.load(model_dir, options, progress)
+    return runner
+
+
+def _load_torch(model_dir: Path, options: EngineOptions, progress: Progress) -> ModelRunner:
+    from trioengine.engine_proc import torch_runner
+
+    return torch_runner.load(model_dir, options, progress)
