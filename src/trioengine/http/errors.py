@@ -79,6 +79,8 @@ def typed_error(error: BaseException) -> TrioEngineError:
     What a client is told about an unexpected exception is nothing but that there was one.
     """
     if isinstance(error, TrioEngineError):
+        if error.http_status == 500:
+            logger.error("a request failed: %s", error.message, exc_info=error)
         return error
     if isinstance(error, HTTPException):
         return _from_framework(error)

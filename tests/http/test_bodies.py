@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trioengine.errors import InvalidRequestError
+from trioengine.http.bodies import BodyDecoder
+from trioengine.http.schemas import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
+
+COMPLETION = BodyDecoder(CompletionRequest)
+CHAT = BodyDecoder(ChatCompletionRequest)
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def refusal(decoder: BodyDecoder[Any], data: bytes | dict[str, Any]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        decoder.decode(data if isinstance(data, bytes) else json.dumps(data).encode())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"null", None),
+        (b"[]", None),
+        (b"1", None),
+        (b'{"prompt": "a"} x', None),
+        (b'{"prompt": "\xff"}', None),
+        (b'{"unknown": "\xff"}', None),
+        (b'{"prompt": "\\ud800"}', None),
+        (b'{"temperature": NaN}', None),
+        (b'{"temperature": Infinity}', None),
+        (b'{"temperature": 1e999}', "temperature"),
+        (b'{"temperature": -1e999}', "temperature"),
+        (b'{"temperature": "nan"}', "temperature"),
+        (b'{"temperature": true}', "temperature"),
+        (b'{"n": true}', "n"),
+        (b'{"n": 1.5}', "n"),
+        (b'{"n": "1"}', "n"),
+        (b'{"n": [1]}', "n"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "n"),
+        (b'{"max_tokens": 1e2}', "max_tokens"),
+        (b'{"stream": 1}', "stream"),
+        (b'{"stream": "true"}', "stream"),
+        (b'{"stop": [1]}', "stop[0]"),
+        (b'{"stop": {}}', "stop"),
+        (b'{"stop_token_ids": ["a"]}', "stop_token_ids[0]"),
+        (b'{"stream_options": {"include_usage": 1}}', "stream_options.include_usage"),
+        (b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+    ],
+)
+def test_a_wrong_completion_body_is_refused_by_name(data: bytes, param: str | None) -> None:
+    error = refusal(COMPLETION, data)
+    assert (error.http_status, error.code, error.param) == (400, "invalid_value", param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}, 5]}, "messages[1]"),
+        ({"messages": [{"role": "robot"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content[0].text",
+        ),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+        (HELLO | {"logprobs": 3}, "logprobs"),
+    ],
+)
+def test_a_wrong_chat_body_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    assert refusal(CHAT, body).param == param
+
+
+def test_a_byte_order_mark_is_no_obstacle() -> None:
+    assert COMPLETION.decode(b'\xef\xbb\xbf{"max_tokens": 3}').max_tokens == 3
+
+
+def test_null_is_not_said() -> None:
+    names = [name for name in CompletionRequest.__struct_fields__ if name != "prompt"]
+    body = COMPLETION.decode(json.dumps(dict.fromkeys(names)).encode())
+    assert body.max_tokens is None
+    assert body.stop is None
+
+
+ASKED_FOR: dict[str, Any] = {
+    "best_of": 2, "echo": True, "frequency_penalty": 0.5, "presence_penalty": -1,
+    "repetition_penalty": 1.1, "length_penalty": 2, "logit_bias": {"5": 1}, "suffix": "x",
+    "use_beam_search": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
+    "spaces_between_special_tokens": False, "truncate_prompt_tokens": -1,
+    "truncation_side": "left", "allowed_token_ids": [1], "bad_words": ["x"], "prompt_logprobs": 1,
+    "logprob_token_ids": [1], "prompt_embeds": "x", "structured_outputs": {"regex": "a"},
+    "request_id": "x", "return_tokens_as_token_ids": True, "return_token_ids": True,
+    "cache_salt": "x", "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1},
+    "repetition_detection": {"a": 1}, "thinking_token_budget": 5, "stream_interval": 2,
+    "response_format": {"type": "json_object"}, "tools": [], "tool_choice": "auto",
+    "functions": [], "function_call": "auto", "parallel_tool_calls": "x",
+    "reasoning_effort": "high", "include_reasoning": "x", "verbosity": "low",
+    "modalities": ["text", "audio"], "audio": {"voice": "x"}, "prediction": {"a": 1},
+    "web_search_options": {}, "continue_final_message": True, "documents": [{"a": 1}],
+    "chat_template": "{{ x }}", "mm_processor_kwargs": {"a": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_parameter_that_cannot_be_honoured_is_refused_and_its_default_is_not(name: str) -> None:
+    chat = name in ChatCompletionRequest.__struct_fields__
+    decoder: BodyDecoder[Any] = CHAT if chat else COMPLETION
+    base: dict[str, Any] = HELLO if chat else {"prompt": "a"}
+    assert refusal(decoder, base | {name: ASKED_FOR[name]}).param == name
+    for value in (None, *UNSUPPORTED[name]):
+        decoder.decode(json.dumps(base | {name: value}).encode())
+
+
+def test_every_raw_field_is_in_the_table() -> None:
+    own = {"prompt", "chat_template_kwargs"}  # decoded later
+    for body_type in (CompletionRequest, ChatCompletionRequest):
+        body = BodyDecoder(body_type)
+        raw = {
+            name
+            for name, default in zip(
+                body_type.__struct_fields__[-len(body_type.__struct_defaults__) :],
+                body_type.__struct_defaults__,
+                strict=True,
+            )
+            if type(default).__name__ == "Raw"
+        }
+        assert raw - own == set(body._unsupported)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.0, None])
+def test_zero_is_zero_however_it_is_spelled(value: float | None) -> None:
+    COMPLETION.decode(json.dumps({"presence_penalty": value}).encode())
+
+
+@pytest.mark.parametrize("value", [False, "0", [], 1e-9])
+def test_what_only_looks_like_zero_is_refused(value: object) -> None:
+    assert refusal(COMPLETION, {"presence_penalty": value}).param == "presence_penalty"
+
+
+def test_labels_are_ignored() -> None:
+    labels = {"user": 5, "metadata": {"a": [1]}, "store": "x", "service_tier": "flex"}
+    CHAT.decode(json.dumps(HELLO | labels).encode())
+
+
+def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = BodyDecoder(CompletionRequest)
+    with caplog.at_level(logging.DEBUG, "trioengine.http.bodies"):
+        for _ in range(2):
+            decoder.decode(b'{"prompt": "secret", "frobnicate": 1, "user": "u"}')
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+    assert "frobnicate" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_body_or_a_refusal(data: bytes) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        CHAT.decode(data)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(ChatCompletionRequest.__struct_fields__), json_values, max_size=4
+    )
+)
+def test_any_values_give_a_body_or_a_refusal(body: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        CHAT.decode(json.dumps(HELLO | body).encode())
