@@ -1,1 +1,39 @@
-"""The model runner on torch: the only room of the engine where tensors live."""
+"""The model runner on torch: the only room of the engine where tensors live.
+
+Importing this package imports no torch; ``load`` does, so that progress can be told before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trioengine.config import EngineOptions
+    from trioengine.engine_proc.torch_runner.model_runner import TorchModelRunner
+
+__all__ = ["load"]
+
+
+def load(
+    model_dir: Path, options: EngineOptions, progress: Callable[[str, float], None]
+) -> TorchModelRunner:
+    """Load a checkpoint directory and allocate the cache.
+
+    Sets the number of threads of torch for the whole process.
+
+    Args:
+        model_dir: Hugging Face layout, weights as safetensors.
+        options: Device, dtype, lengths, memory, threads.
+        progress: Called with (phase, fraction in [0, 1] of the whole load).
+
+    Raises:
+        ConfigError: An option does not fit this machine or this model (also: too little memory).
+        EngineStartError: The directory does not hold a checkpoint that loads and runs.
+    """
+    progress("importing torch", 0.0)
+    from trioengine.engine_proc.torch_runner.start import start
+
+    return start(model_dir, options, progress)

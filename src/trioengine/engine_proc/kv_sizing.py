@@ -1,0 +1,81 @@
+"""How many KV-cache blocks fit: free memory in, blocks out, or a refusal with the numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from trioengine.errors import ConfigError
+
+__all__ = ["CPU_SHARE", "CUDA_SHARE", "GIB", "KVCacheRequest", "num_kv_blocks"]
+
+GIB: Final = 2**30
+CPU_SHARE: Final = 0.25
+"""Share of the memory that is free once the weights are loaded. Modest: a CPU's memory belongs to
+everything else on the machine too."""
+CUDA_SHARE: Final = 0.8
+"""The same on a GPU; the rest is for activations, logits and the allocator's slack."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheRequest:
+    """What decides the size of a cache.
+
+    Attributes:
+        bytes_per_token: Keys and values of one token, all layers.
+        block_size: Tokens per block.
+        max_model_len: Tokens of the longest sequence allowed.
+        max_num_seqs: Sequences that may run at once.
+        free_bytes: Free memory on the device of the cache.
+        share: Part of ``free_bytes`` to take when the user names no size.
+        budget_gib: The size the user names, in GiB.
+    """
+
+    bytes_per_token: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    free_bytes: int
+    share: float
+    budget_gib: float | None = None
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that the cache may take."""
+        if self.budget_gib is not None:
+            return int(self.budget_gib * GIB)
+        return int(self.free_bytes * self.share)
+
+
+def num_kv_blocks(request: KVCacheRequest) -> int:
+    """Return the number of blocks of the cache.
+
+    Without a size from the user there are never more blocks than ``max_num_seqs`` sequences of
+    full length can use: a tiny model on a large machine must not end up with millions.
+
+    Raises:
+        ConfigError: The named size exceeds the free memory, or not even one sequence of
+            ``max_model_len`` tokens fits.
+    """
+    if request.budget_gib is not None and request.budget_bytes > request.free_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory {request.budget_gib:g} GiB exceeds the free memory, "
+            f"{request.free_bytes / GIB:.2f} GiB"
+        )
+    per_sequence = -(-request.max_model_len // request.block_size)
+    blocks = request.budget_bytes // (request.bytes_per_token * request.block_size)
+    if blocks < per_sequence:
+        raise ConfigError(_too_small(request, blocks))
+    if request.budget_gib is not None:
+        return blocks
+    return min(blocks, per_sequence * request.max_num_seqs)
+
+
+def _too_small(request: KVCacheRequest, blocks: int) -> str:
+    needed = request.max_model_len * request.bytes_per_token / GIB
+    fitting = blocks * request.block_size
+    return (
+        f"one sequence of {request.max_model_len} tokens needs {needed:.2f} GiB of KV cache and "
+        f"{request.budget_bytes / GIB:.2f} GiB are there ({request.free_bytes / GIB:.2f} GiB "
+        f"free): set --max-model-len to at most {fitting} or raise --kv-cache-memory"
+    )
