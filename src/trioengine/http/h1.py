@@ -1,0 +1,291 @@
+"""HTTP/1.1 as Hypercorn and h11 speak it, minus what let one client hurt others.
+
+h11 is the parser and the state machine, Hypercorn's ``H11Protocol`` and ``HTTPStream`` turn its
+events into ASGI messages. What differs here from Hypercorn 0.18, whose internals this relies on
+(hence its pin to a minor version):
+
+- No HTTP/2 and no websockets by any door (preface, ``Upgrade``): both could end the process, and
+  HTTP/2 has no back-pressure.
+- A body has a size, whether announced or not; ``Connection: close`` is said when a request was
+  answered before its end, and while the server drains.
+- ``100 Continue`` is sent when the handler asks for the body, not before: a refused client need
+  not send it.
+- What is refused here gets OpenAI's error object like everything else.
+- A reader that waits behind a pipelined request is woken however the request before it ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import h11
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Request, Response
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.trio.worker_context import WorkerContext
+
+from trioengine.errors import InternalError
+from trioengine.http.errors import error_response
+from trioengine.http.request_head import body_too_large, check_request_head, malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypercorn.events import Event
+    from hypercorn.protocol.events import Event as StreamEvent
+
+    from trioengine.errors import TrioEngineError
+    from trioengine.http.limits import Limits
+
+__all__ = ["Http1Protocol", "Phase", "ServerContext"]
+
+_BLANK: Final = b"\r\n"  # may precede a request line (RFC 9112, section 2.2)
+
+
+class Phase(enum.Enum):
+    """What a connection waits for from its client."""
+
+    IDLE = "a request"
+    HEAD = "the rest of a head"
+    BODY = "the rest of a body"
+    BUSY = "nothing: an answer is due"
+
+
+class ServerContext(WorkerContext):
+    """What all connections of one server share.
+
+    Attributes:
+        limits: Bounds of a connection.
+        draining: Answers say ``Connection: close`` and mean it.
+        on_refused: Told the error code of each request that was refused before the app saw it.
+        on_slow_client: Told of each client that was cut off for not reading.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        on_refused: Callable[[str], None],
+        on_slow_client: Callable[[], None],
+    ) -> None:
+        super().__init__(max_requests=None)
+        self.limits = limits
+        self.draining = False
+        self.on_refused = on_refused
+        self.on_slow_client = on_slow_client
+
+
+class OneShapeStream(HTTPStream):
+    """An ASGI exchange whose last-resort 500 has a body like every other error."""
+
+    async def _send_error_response(self, status_code: int) -> None:
+        answer = error_response(InternalError("The server failed to handle this request."))
+        headers = [*_content(answer.body), (b"connection", b"close")]
+        await self.send(Response(stream_id=STREAM_ID, headers=headers, status_code=status_code))
+        if self.scope["method"] != "HEAD":
+            await self.send(Body(stream_id=STREAM_ID, data=answer.body))
+        await self.send(EndBody(stream_id=STREAM_ID))
+        self.state = ASGIHTTPState.CLOSED
+
+
+class Http1Protocol(H11Protocol):
+    """One connection's HTTP/1.1, from ``RawData`` to ASGI and back.
+
+    Attributes:
+        closing: The connection ends after the answer under way.
+        body_bytes: Received of the current request's body.
+    """
+
+    context: ServerContext
+    connection: h11.Connection
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.closing = False
+        self.body_bytes = 0
+        self._head_only = False
+        self._input_over = False  # nothing more is parsed
+        self._refused = False  # our own answer has taken the place of the app's
+
+    @property
+    def phase(self) -> Phase:
+        """What the client owes us now."""
+        state = self.connection.their_state
+        if state is h11.IDLE:
+            return Phase.HEAD if self.connection.trailing_data[0] else Phase.IDLE
+        if state is h11.SEND_BODY and not self.connection.they_are_waiting_for_100_continue:
+            return Phase.BODY
+        return Phase.BUSY
+
+    @property
+    def has_unread_input(self) -> bool:
+        """True if the client may still be sending: closing now could cost it our answer."""
+        settled = self.connection.their_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+        return not settled or bool(self.connection.trailing_data[0])
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def handle(self, event: Event) -> None:
+        """Take what was received, or ``Closed``: nothing more will be."""
+        if isinstance(event, RawData):
+            self.connection.receive_data(self._without_blank_lines(event.data))
+            await self._handle_events()
+        elif isinstance(event, Closed):
+            self.closing = self._input_over = True
+            await self._close_stream()  # tells the app, unless it has ended
+            await self.can_read.set()
+
+    def _without_blank_lines(self, data: bytes) -> bytes:
+        return data.lstrip(_BLANK) if self.phase is Phase.IDLE else data
+
+    async def _handle_events(self) -> None:
+        """Take all that h11 can make of its input.
+
+        The body goes to the app in one piece per call, and after h11 has seen its end if that is
+        there: an app that answers without reading it then need not cost the client its connection.
+        """
+        body = bytearray()
+        while not self._input_over:
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self.refuse(malformed(str(error), http_status=error.error_status_hint))
+            else:
+                if isinstance(event, h11.Request):
+                    await self._on_request(event)
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                    await self._count_body(len(event.data))
+                elif isinstance(event, h11.EndOfMessage):
+                    await self._to_app(body, complete=True)
+                elif event is h11.PAUSED:
+                    await self._wait_for_turn()
+                else:  # NEED_DATA; the end of input never gets here
+                    await self._to_app(body, complete=False)
+                    return
+
+    async def _on_request(self, request: h11.Request) -> None:
+        self.body_bytes, self._head_only = 0, request.method == b"HEAD"
+        error = check_request_head(request, self.context.limits)
+        if error is not None:
+            await self.refuse(error)
+            return
+        await self.send(Updated(idle=False))
+        await self._create_stream(request)
+
+    async def _count_body(self, num_bytes: int) -> None:
+        self.body_bytes += num_bytes
+        if self.body_bytes > self.context.limits.max_body_bytes:
+            await self.refuse(body_too_large(self.context.limits))
+
+    async def _to_app(self, body: bytearray, *, complete: bool) -> None:
+        if self.stream is not None and body:
+            await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(body)))
+        body.clear()
+        if self.stream is not None and complete:
+            await self.stream.handle(EndBody(stream_id=STREAM_ID))
+
+    async def _wait_for_turn(self) -> None:
+        # The client is ahead of us: a second request, or a stray byte, waits behind an answer.
+        await self.can_read.clear()
+        await self.can_read.wait()
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        self.stream = OneShapeStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(_asgi_request(request, self.connection_state))
+
+    # Answering -----------------------------------------------------------------------------------
+
+    async def refuse(self, error: TrioEngineError) -> None:
+        """Answer ``error`` unless an answer has begun, and end the connection."""
+        if self.connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refused = True
+            self.context.on_refused(error.code)
+            await self._answer(error)
+        await self.send(Closed())
+
+    async def _answer(self, error: TrioEngineError) -> None:
+        answer = error_response(error)
+        headers = [
+            *_content(answer.body),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        events: list[h11.Event] = [h11.Response(status_code=answer.status, headers=headers)]
+        if not self._head_only:
+            events.append(h11.Data(data=answer.body))
+        events.append(h11.EndOfMessage())
+        sent = [self.connection.send(event) or b"" for event in events]
+        await self.send(RawData(data=b"".join(sent)))
+
+    async def send_continue(self) -> None:
+        """Ask for the body, if the client waits to be asked (``Expect: 100-continue``)."""
+        if self.connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send what the app answers, unless that was done for it."""
+        if self._refused:
+            return
+        if isinstance(event, Response):
+            await self._send_head(event)
+        else:
+            await super().stream_send(event)
+
+    async def _send_head(self, event: Response) -> None:
+        early = self.connection.their_state is h11.SEND_BODY  # answered before the body was read
+        self.closing = self.closing or early or self.context.draining
+        headers = list(chain(event.headers, self.config.response_headers("h11")))
+        if self.closing and not any(name.lower() == b"connection" for name, _ in headers):
+            headers.append((b"connection", b"close"))
+        await self._send_h11_event(h11.Response(headers=headers, status_code=event.status_code))
+
+    async def _maybe_recycle(self) -> None:
+        states = (self.connection.our_state, self.connection.their_state)
+        await self._close_stream()
+        if self.closing or self.context.draining or states != (h11.DONE, h11.DONE):
+            await self.send(Closed())
+        else:
+            self._start_next_cycle()
+            await self.send(Updated(idle=True))
+        await self.can_read.set()
+
+    def _start_next_cycle(self) -> None:
+        ahead = self.connection.trailing_data[0]
+        if not ahead:
+            self.connection.start_next_cycle()
+            return
+        # h11 has no way to skip a blank line, which some clients send after a body; left in, it
+        # would be answered with a 400 that belongs to no request.
+        self.connection = h11.Connection(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
+        if rest := ahead.lstrip(_BLANK):
+            self.connection.receive_data(rest)
+
+
+def _content(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+def _asgi_request(request: h11.Request, state: Any) -> Any:
+    return Request(
+        stream_id=STREAM_ID,
+        headers=list(request.headers),
+        http_version=request.http_version.decode(),
+        method=request.method.decode("ascii").upper(),
+        raw_path=request.target,
+        state=state,
+    )

@@ -1,0 +1,252 @@
+"""Accepts connections, and ends them: an HTTP server that no client can stop or hold up.
+
+Theory of operation. ``serve_http`` binds its own listeners, runs the app's lifespan, and gives each
+connection a task whose exceptions end that connection and nothing else (under Hypercorn's ``serve``
+one malformed request could end the process). Going down has two phases, both begun synchronously:
+
+- ``begin_drain``: the app answers 503 to new work, but health probes must still be answered. So the
+  listeners stay; every answer says ``Connection: close``; idle connections are closed at once.
+- ``begin_shutdown``: the listeners close too. ``serve_http`` returns when the last connection has
+  ended; ``abort_connections`` makes that now. So does cancelling it.
+
+    server = await nursery.start(partial(serve_http, app, config, hooks=hooks))
+    print(server.binds)
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+
+from trioengine.http.client_connection import ClientConnection
+from trioengine.http.disconnects import DisconnectWatcher
+from trioengine.http.h1 import ServerContext
+from trioengine.http.limits import Limits
+from trioengine.http.listeners import open_listeners
+from trioengine.http.transport import ClientStream
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any
+
+    from hypercorn.typing import ASGIFramework
+
+    from trioengine.config import ServerConfig
+    from trioengine.http.client_connection import LossReason
+    from trioengine.http.listeners import Listener
+
+__all__ = ["HttpServer", "ServerHooks", "serve_http"]
+
+logger = logging.getLogger(__name__)
+
+_ACCEPTS_PER_CHECKPOINT: Final = 64
+_STARVED_S: Final = 0.1  # pause when the process has no descriptors or memory for a connection
+_STARVED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerHooks:
+    """What the server tells whoever counts. None may raise or wait.
+
+    Attributes:
+        connections: Number of open connections, on every change.
+        refused: Error code of a request that was refused before the app saw it (400, 408, 413,
+            431).
+        slow_client: A client was cut off for not reading its answer.
+    """
+
+    connections: Callable[[int], None] = _ignore
+    refused: Callable[[str], None] = _ignore
+    slow_client: Callable[[], None] = _ignore
+
+
+async def serve_http(
+    app: ASGIFramework,
+    config: ServerConfig,
+    *,
+    hooks: ServerHooks | None = None,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[HttpServer] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve ``app`` until ``begin_shutdown`` of the ``HttpServer`` given to ``task_status``.
+
+    Args:
+        app: An ASGI app; a ``QuartTrio`` must have been given to ``own_connections``.
+        config: Where to listen, TLS, limits.
+        hooks: Whom to tell.
+        limits: Bounds of a connection instead of those in ``config``.
+        task_status: Started when connections are accepted.
+
+    Raises:
+        ConfigError: It cannot listen there (before it has started).
+    """
+    server = HttpServer(app, config, hooks or ServerHooks(), limits or Limits.from_config(config))
+    await server.serve(config, task_status=task_status)
+
+
+class HttpServer:
+    """A running server: its addresses, its connections, its end.
+
+    Attributes:
+        binds: Where it listens, for people: ``http://127.0.0.1:8000``, ``unix:/path``.
+    """
+
+    def __init__(
+        self, app: ASGIFramework, config: ServerConfig, hooks: ServerHooks, limits: Limits
+    ) -> None:
+        self.binds: tuple[str, ...] = ()
+        self._app = ASGIWrapper(app)
+        self._hooks = hooks
+        self._limits = limits
+        self._hypercorn = _hypercorn_config(config, limits)
+        self._context = ServerContext(limits, hooks.refused, hooks.slow_client)
+        self._watcher = DisconnectWatcher()
+        self._accepting = trio.CancelScope()
+        self._connections: set[ClientConnection] = set()
+        self._ended = trio.lowlevel.ParkingLot()
+        self._starved = False
+
+    @property
+    def open_connections(self) -> int:
+        """Connections accepted and not yet closed."""
+        return len(self._connections)
+
+    # Going down ----------------------------------------------------------------------------------
+
+    def begin_drain(self) -> None:
+        """Close what is idle and keep no connection alive; go on listening. Idempotent."""
+        self._context.draining = True
+        self._close_idle()
+
+    def begin_shutdown(self) -> None:
+        """Stop listening; ``serve_http`` returns when the last connection has ended. Idempotent."""
+        self._accepting.cancel(reason="server shuts down")
+        self.begin_drain()
+
+    def abort_connections(self, reason: LossReason = "shutdown") -> None:
+        """End all connections now, telling the owners of requests in flight. Synchronous."""
+        for connection in tuple(self._connections):
+            connection.abort(reason)
+
+    def _close_idle(self) -> None:
+        for connection in tuple(self._connections):
+            connection.close_if_idle()
+
+    # Serving -------------------------------------------------------------------------------------
+
+    async def serve(
+        self, config: ServerConfig, *, task_status: trio.TaskStatus[HttpServer]
+    ) -> None:
+        """As ``serve_http``, once."""
+        listeners = await open_listeners(config)
+        try:
+            async with self._lifespan():
+                self.binds = tuple(listener.url for listener in listeners)
+                with self._watcher:
+                    await self._serve(listeners, task_status)
+        finally:
+            for listener in listeners:
+                listener.close()
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        lifespan = Lifespan(self._app, self._hypercorn, {})
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            yield
+            await lifespan.wait_for_shutdown()
+            nursery.cancel_scope.cancel()
+
+    async def _serve(
+        self, listeners: list[Listener], task_status: trio.TaskStatus[HttpServer]
+    ) -> None:
+        async with trio.open_nursery() as background, trio.open_nursery() as clients:
+            background.start_soon(self._watcher.run)
+            try:
+                with self._accepting:
+                    async with trio.open_nursery() as acceptors:
+                        for listener in listeners:
+                            acceptors.start_soon(self._accept, listener, clients)
+                        task_status.started(self)
+                for listener in listeners:
+                    listener.close()
+                while self._connections:
+                    await self._ended.park()
+            finally:
+                self.abort_connections()  # nobody is left, unless we are cancelled
+            background.cancel_scope.cancel(reason="server has shut down")
+
+    async def _accept(self, listener: Listener, clients: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener.sock)
+            for _ in range(_ACCEPTS_PER_CHECKPOINT):
+                try:
+                    sock, address = listener.sock.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    await self._on_accept_error(error)
+                    break
+                clients.start_soon(self._serve_client, sock, address, listener)
+
+    async def _on_accept_error(self, error: OSError) -> None:
+        if error.errno not in _STARVED:
+            logger.debug("a connection was gone before it was accepted: %s", error)
+            return
+        if not self._starved:
+            logger.error("cannot accept connections: %s; idle ones are closed", error)
+        self._starved = True
+        self._close_idle()
+        await trio.sleep(_STARVED_S)
+
+    async def _serve_client(self, sock: socket.socket, address: Any, listener: Listener) -> None:
+        stream = ClientStream(
+            sock,
+            address[:2] if listener.path is None else None,
+            slow_client_timeout_s=self._limits.slow_client_timeout_s,
+            tls=listener.tls,
+        )
+        connection = ClientConnection(
+            self._app, self._hypercorn, self._context, self._watcher, stream
+        )
+        self._starved = False
+        self._connections.add(connection)
+        self._hooks.connections(len(self._connections))
+        try:
+            await connection.run()
+        except* Exception:
+            logger.exception("connection %r failed; the others go on", connection)
+        finally:
+            self._connections.discard(connection)
+            self._hooks.connections(len(self._connections))
+            self._ended.unpark_all()
+
+
+def _hypercorn_config(config: ServerConfig, limits: Limits) -> Config:
+    """Return Hypercorn's part, with everything of its own that would bound a client turned off."""
+    hypercorn = Config()
+    hypercorn.root_path = config.root_path
+    hypercorn.accesslog = None  # 34 µs a request; the app writes one line of its own
+    hypercorn.errorlog = logger
+    hypercorn.include_server_header = False
+    hypercorn.h11_max_incomplete_size = limits.max_head_bytes
+    hypercorn.keep_alive_max_requests = sys.maxsize
+    # Not a bound on memory (a body has one of its own): a queue that is full when its app has ended
+    # would block the connection for ever.
+    hypercorn.max_app_queue_size = sys.maxsize
+    return hypercorn
