@@ -89,6 +89,13 @@ def of_every_kind() -> dict[str, Tokenizer]:
     }
 
 
+def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    """The ids of tokens that the vocabulary has."""
+    found = [tokenizer.token_to_id(token) for token in tokens]
+    assert None not in found, tokens
+    return [token_id for token_id in found if token_id is not None]
+
+
 def save(tokenizer: Tokenizer, model_dir: Path, **tokenizer_config: object) -> Path:
     """Write what ``Tokenizer.from_dir`` reads; return the directory."""
     model_dir.mkdir(parents=True, exist_ok=True)
