@@ -19,6 +19,7 @@ __all__ = [
     "InternalError",
     "InvalidRequestError",
     "OverloadedError",
+    "PeerGoneError",
     "ProtocolError",
     "QueueTimeoutError",
     "TrioEngineError",
@@ -46,6 +47,10 @@ class InternalError(TrioEngineError):
 
 class ProtocolError(TrioEngineError):
     """The two processes disagree (a gap, a stranger, an illegal transition). Fatal and loud."""
+
+
+class PeerGoneError(TrioEngineError):
+    """Nobody is at the other end of the wire. Inside the server only: a sensor of engine death."""
 
 
 class ConfigError(TrioEngineError):
