@@ -144,8 +144,8 @@ class EngineCore:
             self._batch.remove(request)
         request.finish(reason)
         del self._live[request.request_id]
-        if not self._live and self._pool.num_free != self._pool.num_blocks:
-            raise InternalError(f"no request is left, but blocks are held: {self._pool!r}")
+        if not self._live:
+            self._kv_cache.check_idle()
 
     @property
     def live_ids(self) -> frozenset[int]:

@@ -8,15 +8,16 @@ Both queues are kept in order of rank (priority, then arrival). One step is made
    free preempts the running request of the worst rank, itself at the last; the victim keeps its
    tokens, loses its blocks, and waits again at its old rank.
 2. *Prefill chunks* of those admitted earlier, in order.
-3. *Admissions*, in order and without overtaking, while there is a seat, token budget, and a free
-   block for every token of the newcomer beside one for each request that runs.
+3. *Admissions*, in order and without overtaking, while there is a seat, token budget, and room for
+   every token of the newcomer beside a block for each request that runs; and unless it begins with
+   a prefix that a running request is just computing.
 
 While anything decodes, all prefill chunks of a step together are kept modest, so that a long prompt
 does not stretch the time between other people's tokens.
 
 Why it never stalls: the running request of the best rank is nobody's victim, a request fits the
-pool on its own (``EngineCore`` refuses others), and with nobody running the head of the queue is
-always admitted. So every non-empty state schedules at least one token.
+pool on its own (``EngineCore`` refuses others), and with nobody running no prefix is coming and the
+head of the queue is always admitted. So every non-empty state schedules at least one token.
 """
 
 from __future__ import annotations
