@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers.faithful_runner import FaithfulRunner, faithful_answer
+from helpers.requests import Spelling
 from trioengine.engine_proc.core import EngineCore
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import Add
@@ -23,17 +24,6 @@ VOCAB_SIZE = 12
 EOS = 0
 TEXTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 6, 6, 6, 1, 1, 1, 1, 1]
 PROMPTS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), st.integers(1, 14))
-
-
-class Spelling:
-    """A detokenizer of the simplest kind: a token is its number."""
-
-    def append(self, token_ids: object, /) -> tuple[str, str | None, int]:
-        assert isinstance(token_ids, list)
-        return "".join(map(str, token_ids)), None, len(token_ids)
-
-    def flush(self) -> str:
-        return ""
 
 
 @dataclasses.dataclass

@@ -138,6 +138,8 @@ class Scheduler:
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({max_num_seqs}), and that at least 1"
             )
+        if prefill_tokens_beside_decodes < 1:
+            raise ConfigError("prefill_tokens_beside_decodes must be at least 1")
         self.kv_cache = kv_cache
         self.waiting = RankedQueue()
         self.running = RankedQueue()
