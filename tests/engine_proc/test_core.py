@@ -1,0 +1,396 @@
+"""What one request gets from the engine, and what it cannot do to the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from helpers.faithful_runner import FaithfulRunner
+from helpers.requests import Spelling
+from helpers.stepped_engine import sim_core
+from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.sim_runner import SimScript, sim_tokens
+from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
+from trioengine.outputs import FinishReason, RequestOutput
+from trioengine.protocol import Add
+from trioengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+PROMPT = [300] * 20
+SCRIPT = SimScript(num_blocks=64, max_model_len=200)
+
+
+def own_prompt(request_id: int) -> list[int]:
+    """A prompt that shares nothing with another request's."""
+    return [400 + request_id] * 20
+
+
+def run(core: EngineCore, *, max_steps: int = 10_000) -> dict[int, RequestOutput]:
+    """Step to the end; return all deltas merged, by request."""
+    merged: dict[int, RequestOutput] = {}
+    for _ in range(max_steps):
+        if not core.has_work():
+            core.check_integrity()
+            return merged
+        for delta in core.step(list):
+            if delta.request_id in merged:
+                assert merged[delta.request_id].finish_reason is None, "a delta after the terminal"
+                merged[delta.request_id].merge(delta)
+            else:
+                merged[delta.request_id] = delta
+    raise AssertionError(f"no end in sight: {core.stats()}")
+
+
+def alone(params: SamplingParams, script: SimScript = SCRIPT) -> RequestOutput:
+    core, _ = sim_core(script)
+    assert core.add_request(Add(1, PROMPT, params)) is None
+    return run(core)[1]
+
+
+def foretold(count: int, seed: int = 3) -> list[int]:
+    _, runner = sim_core(SCRIPT)
+    tokens: list[int] = sim_tokens(seed, 1, range(20, 20 + count), runner.speakable).tolist()
+    return tokens
+
+
+def words(tokens: Sequence[int]) -> str:
+    core, _ = sim_core(SCRIPT)
+    text = core._intake._make_text(SamplingParams())
+    return text.append(list(tokens))[0]
+
+
+# How a sequence ends -------------------------------------------------------------------------
+
+
+def test_length() -> None:
+    output = alone(SamplingParams(seed=3, max_tokens=5))
+    assert output.token_ids == foretold(5)
+    assert output.text == words(foretold(5))
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.LENGTH, None)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1000])
+def test_the_models_length_is_the_end_of_every_answer(max_tokens: int | None) -> None:
+    output = alone(SamplingParams(seed=3, max_tokens=max_tokens))
+    assert len(output.token_ids) == 180
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_end_of_sequence_is_in_the_tokens_and_not_in_the_text() -> None:
+    output = alone(SamplingParams(max_tokens=50), SimScript(eos_probability=1.0))
+    assert (output.token_ids, output.text) == ([0], "")
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, None)
+
+
+def test_end_of_sequence_ignored() -> None:
+    output = alone(SamplingParams(max_tokens=5, ignore_eos=True), SimScript(eos_probability=1.0))
+    assert output.token_ids == [0] * 5
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_names_itself() -> None:
+    third = foretold(3)[2]
+    output = alone(SamplingParams(seed=3, max_tokens=50, stop_token_ids=(third,)))
+    assert output.token_ids == foretold(3)
+    assert output.text == words(foretold(2))
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, third)
+
+
+def test_an_end_of_sequence_among_the_stop_tokens_has_no_reason() -> None:
+    params = SamplingParams(max_tokens=50, stop_token_ids=(0,))
+    assert alone(params, SimScript(eos_probability=1.0)).stop_reason is None
+    ignoring = SamplingParams(max_tokens=50, stop_token_ids=(0,), ignore_eos=True)
+    assert alone(ignoring, SimScript(eos_probability=1.0)).stop_reason == 0
+
+
+def test_a_stop_string_ends_in_the_step_that_completes_it() -> None:
+    text = words(foretold(4))
+    stop = text[-6:]
+    output = alone(SamplingParams(seed=3, max_tokens=50, stop=(stop,)))
+    assert output.token_ids == foretold(4)
+    assert output.text == text[: text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+
+
+def test_a_stop_beats_the_length_that_ends_with_the_same_token() -> None:
+    stop = words(foretold(4))[-3:]
+    output = alone(SamplingParams(seed=3, max_tokens=4, stop=(stop,)))
+    assert output.finish_reason is FinishReason.STOP
+    output = alone(SamplingParams(seed=3, max_tokens=3, stop_token_ids=(foretold(3)[2],)))
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_held_back_text_comes_with_the_end() -> None:
+    stop = words(foretold(2))[-3:] + "never"
+    output = alone(SamplingParams(seed=3, max_tokens=2, stop=(stop,)))
+    assert output.text == words(foretold(2))
+
+
+def test_min_tokens_puts_off_every_kind_of_stop() -> None:
+    text = words(foretold(8))
+    first_two = words(foretold(2))
+    output = alone(SamplingParams(seed=3, max_tokens=8, min_tokens=6, stop=(first_two,)))
+    assert output.text == text
+    script = SimScript(eos_probability=1.0)
+    assert len(alone(SamplingParams(max_tokens=50, min_tokens=6), script).token_ids) == 7
+
+
+# Cached tokens, counters ---------------------------------------------------------------------
+
+
+def test_the_first_delta_says_what_was_cached() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=3)))
+    assert run(core)[1].num_cached_tokens == 0
+    core.add_request(Add(2, PROMPT, SamplingParams(max_tokens=3)))
+    first, second, third = (core.step(list)[0].num_cached_tokens for _ in range(3))
+    assert (first, second, third) == (16, 0, 0)
+
+
+def test_counters_and_gauges() -> None:
+    core, _ = sim_core(SCRIPT, max_num_seqs=1)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=3)))
+    core.add_request(Add(2, PROMPT, SamplingParams(max_tokens=3)))
+    core.step(list)
+    stats = core.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    assert stats.free_blocks + stats.evictable_blocks == 62
+    assert stats.step_seconds > 0
+    run(core)
+    stats = core.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (40, 6)
+    assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (40, 16)
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert stats.free_blocks + stats.evictable_blocks == 64
+
+
+def test_without_caching_nothing_is_looked_up() -> None:
+    core, _ = sim_core(SCRIPT, enable_prefix_caching=False)
+    for request_id in (1, 2):
+        core.add_request(Add(request_id, PROMPT, SamplingParams(max_tokens=3)))
+    run(core)
+    assert core.stats().prefix_queried_tokens == 0
+    assert core.stats().evictable_blocks == 0
+
+
+# What cannot be served -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [[], [1] * 200, [2048], [-1], [2**63]])
+def test_an_unservable_request_ends_at_once_and_leaves_nothing(prompt: list[int]) -> None:
+    core, _ = sim_core(SCRIPT)
+    terminal = core.add_request(Add(1, prompt, SamplingParams()))
+    assert terminal is not None
+    assert terminal.finish_reason is FinishReason.ERROR
+    assert terminal.error
+    assert not core.has_work()
+    assert core.add_request(Add(2, PROMPT, SamplingParams(max_tokens=1))) is None
+    assert run(core)[2].finish_reason is FinishReason.LENGTH
+
+
+def test_no_request_can_need_more_blocks_than_there_are() -> None:
+    core, _ = sim_core(SimScript(num_blocks=4, max_model_len=1000))
+    assert core.model.max_model_len == 64
+    refused = core.add_request(Add(1, [300] * 64, SamplingParams()))
+    assert refused is not None
+    core.add_request(Add(2, PROMPT, SamplingParams(max_tokens=None)))
+    assert len(run(core)[2].token_ids) == 44
+
+
+def test_an_id_that_is_live_is_not_taken_twice() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams()))
+    with pytest.raises(ProtocolError, match="1 was added twice"):
+        core.add_request(Add(1, PROMPT, SamplingParams()))
+
+
+class Explosive(Spelling):
+    def append(self, token_ids: Sequence[int], /) -> tuple[str, str | None, int]:
+        raise OverflowError("cannot spell that")
+
+
+def test_a_failing_detokenizer_ends_only_its_request() -> None:
+    runner = FaithfulRunner(vocab_size=50, block_size=4, num_blocks=50)
+    core = EngineCore(runner, lambda params: Explosive() if params.seed == 666 else Spelling())
+    for request_id, seed in ((1, 1), (2, 666), (3, 3)):
+        params = SamplingParams(seed=seed, max_tokens=4, ignore_eos=True)
+        core.add_request(Add(request_id, [5, 6, 7], params))
+    outputs = run(core)
+    assert outputs[2].error == "cannot spell that"
+    assert outputs[2].finish_reason is FinishReason.ERROR
+    assert len(outputs[1].token_ids) == len(outputs[3].token_ids) == 4
+
+
+def test_a_detokenizer_that_cannot_be_built_ends_only_its_request() -> None:
+    def make_text(params: SamplingParams) -> Spelling:
+        raise ValueError("no such language")
+
+    core = EngineCore(FaithfulRunner(vocab_size=50, block_size=4, num_blocks=50), make_text)
+    terminal = core.add_request(Add(1, [5], SamplingParams()))
+    assert terminal is not None
+    assert terminal.error == "no such language"
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 2**31 - 1])
+def test_a_token_out_of_the_vocabulary_ends_only_its_request(token: int) -> None:
+    core, runner = sim_core(SCRIPT)
+    for request_id in (1, 2):
+        core.add_request(Add(request_id, PROMPT, SamplingParams(seed=3, max_tokens=9)))
+    core.step(list)
+    core.step(list)
+    tokens = np.array([token, 700], np.int32)
+    runner.execute = lambda batch: tokens  # type: ignore[method-assign]
+    outputs = {output.request_id: output for output in core.step(list)}
+    assert outputs[1].finish_reason is FinishReason.ERROR
+    assert "vocabulary" in str(outputs[1].error)
+    assert outputs[1].token_ids == []
+    assert outputs[2].finish_reason is None
+    core.check_integrity()
+
+
+# Aborts --------------------------------------------------------------------------------------
+
+
+def test_an_abort_frees_before_the_next_step() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=50)))
+    core.step(list)
+    (terminal,) = core.abort([1])
+    assert terminal == RequestOutput(1, finish_reason=FinishReason.ABORT)
+    stats = core.stats()
+    assert stats.free_blocks + stats.evictable_blocks == 64
+    assert not core.has_work()
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    core, _ = sim_core(SCRIPT, max_num_seqs=1)
+    for request_id in (1, 2):
+        core.add_request(Add(request_id, PROMPT, SamplingParams(max_tokens=3)))
+    core.step(list)
+    assert [output.request_id for output in core.abort([2])] == [2]
+    assert list(run(core)) == [1]
+
+
+def test_unknown_finished_and_doubled_aborts_are_counted_and_harmless() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=1)))
+    run(core)
+    core.add_request(Add(2, PROMPT, SamplingParams(max_tokens=9)))
+    core.step(list)
+    assert [output.request_id for output in core.abort([1, 2, 2, 77, -5])] == [2]
+    assert core.stats().aborts_ignored == 4
+    core.add_request(Add(3, PROMPT, SamplingParams(max_tokens=2)))
+    assert run(core)[3].finish_reason is FinishReason.LENGTH
+
+
+def test_an_abort_within_the_step_beats_the_token_that_would_have_finished() -> None:
+    core, _ = sim_core(SCRIPT)
+    for request_id in (1, 2):
+        core.add_request(Add(request_id, own_prompt(request_id), SamplingParams(max_tokens=2)))
+    core.step(list)
+    outputs = core.step(lambda: [1])
+    assert [(output.request_id, output.finish_reason) for output in outputs] == [
+        (1, FinishReason.ABORT),
+        (2, FinishReason.LENGTH),
+    ]
+    assert outputs[0].token_ids == []
+    core.check_integrity()
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_an_abort_within_the_step_moves_rows_and_nobodys_tokens(victim: int) -> None:
+    core, runner = sim_core(SCRIPT)
+    for request_id in (1, 2, 3):
+        params = SamplingParams(seed=3, max_tokens=9)
+        core.add_request(Add(request_id, own_prompt(request_id), params))
+    got: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for victims in [[], [], [], [], [victim], [], [], [], []]:
+        for output in core.step(victims.copy):
+            got[output.request_id] += output.token_ids
+    for request_id in {1, 2, 3} - {victim}:
+        tokens = sim_tokens(3, request_id, range(20, 29), runner.speakable)
+        assert got[request_id] == tokens.tolist()
+    assert len(got[victim]) == 4
+
+
+def test_an_abort_between_chunks_of_a_long_prompt() -> None:
+    core, _ = sim_core(SimScript(num_blocks=64), max_num_batched_tokens=32)
+    core.add_request(Add(1, list(range(300, 500)), SamplingParams()))
+    assert core.step(list) == []
+    assert core.step(lambda: [1])[0].finish_reason is FinishReason.ABORT
+    core.check_integrity()
+    core.add_request(Add(2, list(range(300, 500)), SamplingParams(max_tokens=1)))
+    # Only the chunk that was applied counts as computed.
+    assert run(core)[2].num_cached_tokens == 32
+
+
+# Invariants and control ----------------------------------------------------------------------
+
+
+def test_what_breaks_shared_state_is_fatal() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=1)))
+    core._pool.allocate(1)  # a leak
+    with pytest.raises(InternalError, match="no request is left"):
+        core.step(list)
+
+
+def test_a_schedule_without_progress_is_fatal() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams()))
+    core._pool.allocate(63)
+    with pytest.raises(InternalError, match="nothing to schedule"):
+        core.step(list)
+
+
+def test_integrity_check_sees_a_lost_row() -> None:
+    core, _ = sim_core(SCRIPT)
+    core.add_request(Add(1, PROMPT, SamplingParams()))
+    core.step(list)
+    core._batch.remove(next(iter(core._batch.requests)))
+    with pytest.raises(InternalError, match="rows"):
+        core.call("check_integrity", {})
+
+
+def test_reset_prefix_cache_under_load() -> None:
+    core, _ = sim_core(SCRIPT)
+    for request_id in (1, 2):
+        params = SamplingParams(seed=3, max_tokens=30)
+        core.add_request(Add(request_id, own_prompt(request_id), params))
+    core.step(list)
+    assert core.call("reset_prefix_cache", {}) == 2
+    core.add_request(Add(3, own_prompt(1), SamplingParams(seed=3, max_tokens=30)))
+    outputs = run(core)
+    assert outputs[3].num_cached_tokens == 0
+    assert outputs[1].token_ids == foretold(30)[1:]
+
+
+def test_an_unknown_method_is_the_callers_fault() -> None:
+    core, _ = sim_core(SCRIPT)
+    with pytest.raises(InvalidRequestError, match="unknown method 'sleep'"):
+        core.call("sleep", {})
+
+
+def test_profile_under_load(tmp_path: Path) -> None:
+    core, _ = sim_core(SCRIPT, profile_dir=tmp_path)
+    core.add_request(Add(1, PROMPT, SamplingParams(max_tokens=20)))
+    core.step(list)
+    core.call("start_profile", {})
+    core.step(list)
+    result = core.call("stop_profile", {})
+    assert isinstance(result, dict)
+    assert (tmp_path / result["timeline"]).exists()
+    assert len(run(core)[1].token_ids) == 18
+
+
+def test_shutdown_closes_the_runner() -> None:
+    core, runner = sim_core(SCRIPT)
+    closed: list[bool] = []
+    runner.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    core.shutdown()
+    assert closed == [True]
