@@ -46,7 +46,7 @@ PAGED: Final = "trioengine_paged"
 """Name of the implementation in transformers' registry."""
 
 _HARMLESS: Final = frozenset(
-    {"position_ids", "use_cache", "cache_position", "output_attentions", "logits_to_keep"}
+    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_router_logits"}
 )
 """Arguments that models pass along and that do not change what is computed."""
 
@@ -163,9 +163,10 @@ class PagedAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write this step's keys and values, then attend. See ``Attends``."""
-        plan, cache = self.plan, self._layers[call.layer]
+        plan = self.plan
         if plan is None:
             raise RuntimeError("attention outside a step")
+        cache = self._layers[call.layer]
         cache.write(plan.slots, call.key, call.value)
         size = (plan.num_tokens, call.query.shape[1], call.value.shape[2])
         output = call.query.new_empty(size)

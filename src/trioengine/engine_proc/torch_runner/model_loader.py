@@ -144,6 +144,13 @@ def _read_network(
             output_loading_info=True,
         )
         network.to(device)
+    except KeyError as error:
+        if error.args == (PAGED,):  # looked up in a table of its own
+            raise EngineStartError(
+                f"{config.architectures[0] if config.architectures else config.model_type} does "
+                "not run on the torch engine: its attention is not in transformers' registry"
+            ) from error
+        raise _does_not_load(model_dir, error) from error
     except Exception as error:  # whatever a damaged file makes transformers raise
         raise _does_not_load(model_dir, error) from error
     _refuse_incomplete(model_dir, network, found)

@@ -83,13 +83,15 @@ class TorchModelRunner:
             raise RuntimeError("the runner is closed")
         with torch.inference_mode():
             self._attention.plan = StepPlan(batch, self.block_size, self._mask_dtype, self._device)
-            output = self._network(
-                input_ids=self._upload(batch.token_ids)[None],
-                position_ids=self._upload(batch.positions)[None],
-                use_cache=False,
-                logits_to_keep=self._upload(batch.logits_rows),
-            )
-            self._attention.plan = None
+            try:
+                output = self._network(
+                    input_ids=self._upload(batch.token_ids)[None],
+                    position_ids=self._upload(batch.positions)[None],
+                    use_cache=False,
+                    logits_to_keep=self._upload(batch.logits_rows),
+                )
+            finally:
+                self._attention.plan = None
             logits: torch.Tensor = output.logits[0]
             return logits
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trioengine.config import EngineOptions
+from trioengine.engine_proc import torch_runner
+from trioengine.engine_proc.machine import usable_cpus
+from trioengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from helpers.torch_fixtures import Checkpoints, OpenRunner
+
+pytestmark = pytest.mark.model
+
+
+def test_progress_rises_to_one(checkpoints: Checkpoints, open_runner: OpenRunner) -> None:
+    seen: list[tuple[str, float]] = []
+    options = EngineOptions(device="cpu", dtype="float32", threads=1)
+    torch_runner.load(
+        checkpoints("llama-mha"), options, lambda phase, done: seen.append((phase, done))
+    ).close()
+    fractions = [done for _, done in seen]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert all(phase for phase, _ in seen)
+
+
+def test_threads_are_those_asked_for(open_runner: OpenRunner) -> None:
+    torch = pytest.importorskip("torch")
+    open_runner("llama-mha", threads=1)
+    assert torch.get_num_threads() == 1
+    open_runner("llama-mha", threads=None)
+    assert torch.get_num_threads() == usable_cpus()
+
+
+def test_the_cache_takes_the_memory_named(open_runner: OpenRunner) -> None:
+    runner = open_runner("llama-mha", kv_cache_memory_gib=0.004, block_size_tokens=8)
+    bytes_per_token = 2 * 4 * (16 + 16) * 4  # layers, heads, key and value, float32
+    assert runner.block_size == 8
+    assert runner.num_blocks == int(0.004 * 2**30) // (8 * bytes_per_token)
+
+
+def test_without_a_size_the_cache_holds_all_sequences_at_full_length(
+    open_runner: OpenRunner,
+) -> None:
+    runner = open_runner("llama-mha", kv_cache_memory_gib=None, max_num_seqs=3)
+    assert runner.num_blocks == 3 * 512 // 16
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused(open_runner: OpenRunner) -> None:
+    with pytest.raises(ConfigError, match="one sequence of 512 tokens needs"):
+        open_runner("llama-mha", kv_cache_memory_gib=0.0001)
+
+
+def test_an_untouched_cache_costs_no_memory(open_runner: OpenRunner) -> None:
+    """A cache of a gigabyte must not be a gigabyte, nor a second, before it is used."""
+    open_runner("llama-mha")  # what importing costs is not the cache's
+    before = resident_bytes()
+    runner = open_runner("llama-mha", kv_cache_memory_gib=1.0)
+    assert runner.num_blocks == 2**30 // (16 * 2 * 4 * 32 * 4)
+    assert resident_bytes() - before < 200 * 2**20
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.process
+def test_importing_the_package_imports_no_torch() -> None:
+    code = (
+        "import sys, trioengine.engine_proc.torch_runner;"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
