@@ -1,0 +1,194 @@
+"""``trioengine``: the command line, and the exit codes of ``exit_codes.py``.
+
+``serve`` starts the engine before it imports anything heavy, so that both processes import and load
+side by side. Whatever ends it, the last line on standard error is one sentence with the cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from trioengine import __version__
+from trioengine.errors import TrioEngineError
+from trioengine.exit_codes import ExitCode, judge_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trioengine.config import ServerConfig
+    from trioengine.engine_spawn import SpawnedEngine
+    from trioengine.last_resort import LastResort
+    from trioengine.model_source import ModelSource
+
+__all__ = ["main"]
+
+EPILOG: Final = (
+    "Each option can also be an environment variable (--max-queue is TRIOENGINE_MAX_QUEUE) or a "
+    "line of a TOML file (--config; max-queue = 512). A flag beats a variable, a variable the "
+    "file. Exit codes: 0 asked to stop, 1 unexpected error, 2 usage or configuration, 3 the "
+    "engine died, 4 the engine did not start."
+)
+LAST_WORDS_S: Final = 0.5
+INTERRUPTED: Final = 130  # as shells have it: 128 and the number of SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; return the exit code."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except TrioEngineError as error:
+        exit_code, cause = judge_end(error)
+        code = int(exit_code)
+    except KeyboardInterrupt:
+        code, cause = INTERRUPTED, "interrupted"
+    sys.stderr.write(f"trioengine: {cause}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from trioengine.settings import add_options
+
+    parser = argparse.ArgumentParser(
+        prog="trioengine", description="An OpenAI-compatible server for language models."
+    )
+    parser.add_argument("--version", action="version", version=f"trioengine {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="serve a model", description="Serve a model over HTTP.", epilog=EPILOG
+    )
+    serve.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a checkpoint's directory, a .gguf file, a packaged model's name, or a hub id "
+        "(default: smollm2-135m-instruct)",
+    )
+    add_options(serve)
+    serve.set_defaults(command=_serve)
+    _add_models(commands)
+    return parser
+
+
+def _add_models(commands: Any) -> None:
+    models = commands.add_parser("models", help="look at, fetch and find models")
+    actions = models.add_subparsers(required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="list the packaged models")
+    listing.set_defaults(command=_list_models)
+    fetch = actions.add_parser("fetch", help="fetch and convert a model into the cache")
+    fetch.add_argument("name", metavar="NAME")
+    fetch.set_defaults(command=_fetch_model)
+    path = actions.add_parser("path", help="print the directory of a model in the cache")
+    path.add_argument("name", nargs="?", metavar="NAME", help="(default: the default model)")
+    path.set_defaults(command=_print_path)
+
+
+# serve -------------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from trioengine import log
+    from trioengine.last_resort import LastResort
+    from trioengine.model_source import find_model
+    from trioengine.settings import load_config
+
+    last_resort = LastResort()
+    _leave_when_asked(last_resort)
+    config = load_config(vars(options))
+    log.configure(config.log_format, config.log_level)
+    source = find_model(config)
+    spawned = _spawn_early(config, source)
+    code, cause = _run(config, source, spawned, last_resort)
+    if cause:
+        log.sink().write(f"trioengine: {cause}\n".encode(errors="replace"))
+    log.sink().close(LAST_WORDS_S)
+    return code
+
+
+def _leave_when_asked(last_resort: LastResort) -> None:
+    """Answer SIGTERM and SIGINT where the supervisor does not listen: before it and after it."""
+
+    def leave(number: int, frame: object) -> None:
+        del number, frame
+        os._exit(last_resort.code)  # an engine, if there is one, follows through its lifeline
+
+    last_resort.code = ExitCode.ASKED
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+
+
+def _spawn_early(config: ServerConfig, source: ModelSource) -> SpawnedEngine | None:
+    """Start the engine, if there is nothing to be prepared before."""
+    from trioengine.engine_spawn import spawn_engine
+
+    if source.model_dir is None and not source.simulated:
+        return None
+    return spawn_engine(config.engine, model_dir=source.model_dir, model_name=source.name)
+
+
+def _run(
+    config: ServerConfig,
+    source: ModelSource,
+    spawned: SpawnedEngine | None,
+    last_resort: LastResort,
+) -> tuple[int, str]:
+    """Serve to the end; return the exit code and, where something went wrong, its cause."""
+    from functools import partial
+
+    import trio
+
+    from trioengine.supervisor import serve
+
+    last_resort.code = ExitCode.UNEXPECTED  # until somebody knows better
+    serving = partial(serve, config, source, spawned=spawned, last_resort=last_resort)
+    try:
+        trio.run(serving)
+    except BaseException as error:
+        code, cause = judge_end(error)
+        if code is ExitCode.UNEXPECTED:
+            logging.getLogger(__name__).critical("unexpected error", exc_info=error)
+    else:
+        code, cause = ExitCode.ASKED, ""
+    last_resort.code, last_resort.cause = code, cause
+    return code, cause
+
+
+# models ------------------------------------------------------------------------------------------
+
+
+def _list_models(options: argparse.Namespace) -> int:
+    from trioengine.models_command import list_models
+
+    del options
+    for line in list_models():
+        print(line)
+    return ExitCode.ASKED
+
+
+def _fetch_model(options: argparse.Namespace) -> int:
+    from trioengine import log
+    from trioengine.models_command import fetch_model
+    from trioengine.progress_display import Narrator, terminal_drawer
+
+    log.configure("text", "info")
+    narrator = Narrator(terminal_drawer(log.sink().show_status))
+    try:
+        path = fetch_model(options.name, narrator.tell)
+    finally:
+        narrator.end()
+        log.sink().close(LAST_WORDS_S)
+    print(path)
+    return ExitCode.ASKED
+
+
+def _print_path(options: argparse.Namespace) -> int:
+    from trioengine.models_command import model_path
+
+    print(model_path(options.name) if options.name else model_path())
+    return ExitCode.ASKED

@@ -1,0 +1,390 @@
+"""One Trio nursery over everything that a server is made of: one fate.
+
+Theory of operation
+-------------------
+``serve`` binds HTTP first and serves 503 ``starting`` while the model is fetched and the engine
+loads; the engine itself is started before that where the command line could. From then on there are
+many sensors and one raiser for each way to end:
+
+- *The engine dies.* A sensor marks the status; streams fail and ``/health`` is 503 at once. The
+  deathwatch gives clients and probes ``death_grace_s`` to hear of it and then raises, and the
+  nursery falls: ``EngineDeadError``, or ``EngineStartError`` (at once) where it never was ready.
+- *Somebody asks us to stop.* ``Server.stop`` refuses new requests and returns; ``serve`` drains
+  what runs within ``drain_timeout_s``, aborts the rest, sees the engine out and returns. The second
+  signal cancels the nursery.
+- *Something unexpected is raised.* The nursery falls with it.
+
+Each of them arms the last resort first, so that an end is bounded whatever clients, libraries or
+the kernel do. What the process leaves behind is closed synchronously when the nursery has ended.
+
+Signals and HTTP are optional parts: the offline library runs the same supervisor in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trioengine import log
+from trioengine.bare_errors import bare_errors
+from trioengine.engine_client import EngineClient
+from trioengine.engine_spawn import spawn_engine
+from trioengine.engine_status import EngineState
+from trioengine.errors import (
+    EngineDeadError,
+    EngineStartError,
+    PeerGoneError,
+    UnavailableError,
+)
+from trioengine.exit_codes import ExitCode
+from trioengine.heartbeat_watch import watch_heartbeat
+from trioengine.incarnation import ProcessEngine
+from trioengine.last_resort import LastResort
+from trioengine.metrics import watch_event_loop
+from trioengine.model_preparation import prepare_in_child
+from trioengine.progress_display import Narrator, show_progress, terminal_drawer
+from trioengine.protocol import Ready, Shutdown
+from trioengine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from trioengine.config import ServerConfig
+    from trioengine.engine_spawn import SpawnedEngine
+    from trioengine.http.server import HttpServer
+    from trioengine.incarnation import Engine
+    from trioengine.model_source import ModelSource
+
+    Launch = Callable[[ServerConfig, ModelSource], Engine]
+
+__all__ = ["Server", "launch_process", "serve"]
+
+STOP_MARGIN_S: Final = 4.5  # of the 5 s that a stop may take beyond the drain
+TEARDOWN_S: Final = 3.0  # from the fall of the nursery to the end of the process
+TOLD_S: Final = 1.0  # for aborted requests to tell their clients
+CUT_S: Final = 0.3  # for connections that were cut to end
+LEAVE_S: Final = 1.0  # for the engine to leave after Shutdown
+AT_ONCE_S: Final = 1.0  # what "at once" may take, after a second signal
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    config: ServerConfig,
+    source: ModelSource,
+    *,
+    spawned: SpawnedEngine | None = None,
+    launch: Launch | None = None,
+    with_http: bool = True,
+    with_signals: bool = True,
+    last_resort: LastResort | None = None,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until asked to stop.
+
+    Args:
+        config: Everything that the user chose.
+        source: Where the model comes from.
+        spawned: The engine, where it has been started already; ours from now on.
+        launch: Starts an engine otherwise; a process unless given.
+        with_http: Listen for clients.
+        with_signals: SIGINT and SIGTERM ask us to stop; only possible in the main thread.
+        last_resort: Armed at the beginning of each end.
+        task_status: Started with the ``Server`` when it listens; it may not be ready yet.
+
+    Raises:
+        ConfigError: The port is taken, or the model cannot be had.
+        EngineStartError: The engine did not start.
+        EngineDeadError: The engine died.
+    """
+    server = Server(config, source, launch or launch_process, last_resort or LastResort())
+    signals = (
+        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+        if with_signals
+        else contextlib.nullcontext()
+    )
+    with bare_errors(), contextlib.closing(server), signals as received:
+        server.adopt(spawned)
+        async with trio.open_nursery() as nursery:
+            if received is not None:
+                nursery.start_soon(server.heed_signals, received, nursery.cancel_scope)
+            await server.run(nursery, with_http=with_http, task_status=task_status)
+            nursery.cancel_scope.cancel(reason="the server has stopped")
+        if (death := server.death()) is not None:
+            raise death
+
+
+def launch_process(config: ServerConfig, source: ModelSource) -> Engine:
+    """Start the engine's process, with a wire to it."""
+    spawned = spawn_engine(config.engine, model_dir=source.model_dir, model_name=source.name)
+    return ProcessEngine(spawned, log.sink().write)
+
+
+class Server:
+    """A running server: what its tasks share, and what the library holds.
+
+    Attributes:
+        config: As given.
+        client: The engine.
+        status: The engine's state.
+        ready: Set when requests are welcome for the first time.
+        binds: Where it listens, for people.
+    """
+
+    def __init__(
+        self, config: ServerConfig, source: ModelSource, launch: Launch, last_resort: LastResort
+    ) -> None:
+        """Begin STARTING. Must be made within a Trio run."""
+        self.config = config
+        self.client = EngineClient(
+            max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
+        )
+        self.status = self.client.status
+        self.ready = trio.Event()
+        self.binds: tuple[str, ...] = ()
+        self._source = source
+        self._launch = launch
+        self._last_resort = last_resort
+        self._stop_asked = trio.Event()
+        self._engine: Engine | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._http: HttpServer | None = None
+        self._http_ended = trio.Event()
+        self._narrator = Narrator(terminal_drawer(log.sink().show_status), clock=trio.current_time)
+        self._started_s = trio.current_time()
+        self.client.metrics.watch("engine_step_age_seconds", self._step_age_s)
+
+    # For the library and the front end ------------------------------------------------------
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer.
+
+        Raises:
+            UnavailableError: It is not loaded yet.
+        """
+        if self._tokenizer is None:
+            raise self.status.refusal() or UnavailableError("starting", code="starting")
+        return self._tokenizer
+
+    def death(self) -> UnavailableError | None:
+        """Return what a dead engine makes the server end with; ``None`` where it is not dead."""
+        if self.status.state is not EngineState.DEAD:
+            return None
+        kind = EngineDeadError if self.status.was_ready else EngineStartError
+        return kind(self.status.reason)
+
+    def stop(self) -> None:
+        """Refuse new requests and begin to drain. Synchronous, idempotent."""
+        if self._stop_asked.is_set():
+            return
+        self._stop_asked.set()
+        code = None if self.status.dead.is_set() else ExitCode.ASKED
+        self._last_resort.arm(self.config.drain_timeout_s + STOP_MARGIN_S, code=code)
+        if self.status.state in (EngineState.STARTING, EngineState.READY, EngineState.STALLED):
+            self.status.mark_draining()
+        if self._http is not None:
+            self._http.begin_drain()
+
+    # For serve ------------------------------------------------------------------------------
+
+    def adopt(self, spawned: SpawnedEngine | None) -> None:
+        """Take over an engine that has been started already."""
+        if spawned is not None:
+            self._engine = ProcessEngine(spawned, log.sink().write)
+
+    def close(self) -> None:
+        """Leave nothing of the engine behind. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
+
+    async def run(
+        self, nursery: trio.Nursery, *, with_http: bool, task_status: trio.TaskStatus[Server]
+    ) -> None:
+        """Start everything in ``nursery``; return when it has been asked to stop and has drained.
+
+        Raises:
+            ConfigError: It cannot listen.
+            UnavailableError: The engine is dead; see ``death``.
+        """
+        nursery.start_soon(self._note_fall)
+        nursery.start_soon(self._deathwatch)
+        nursery.start_soon(watch_event_loop, self.client.metrics)
+        if with_http:
+            await nursery.start(self._serve_http)
+        task_status.started(self)
+        nursery.start_soon(show_progress, self.status, self._narrator)
+        nursery.start_soon(self._start_engine, nursery)
+        await self._stop_asked.wait()
+        await self._drain()
+
+    async def heed_signals(self, received: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        """The first signal drains, the second cancels."""
+        async for number in received:
+            name = signal.Signals(number).name
+            if self._stop_asked.is_set():
+                logger.info("%s again: leaving at once", name)
+                self._last_resort.arm(AT_ONCE_S)
+                scope.cancel(reason=f"second signal, {name}")
+                return
+            logger.info("%s: finishing what runs within %g s", name, self.config.drain_timeout_s)
+            self.stop()
+
+    # The beginning --------------------------------------------------------------------------
+
+    async def _serve_http(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        # Here, because the engine's own imports run beside these 0.4 s.
+        from trioengine.http.app import create_app
+        from trioengine.http.server import ServerHooks, serve_http
+
+        app = create_app(self.client, self.tokenizer, self.config)
+        hooks = ServerHooks(refused=self.client.metrics.requests_rejected.inc)
+        try:
+            async with trio.open_nursery() as nursery:
+                http = await nursery.start(partial(serve_http, app, self.config, hooks=hooks))
+                self.client.metrics.watch("open_connections", lambda: http.open_connections)
+                self._http, self.binds = http, http.binds
+                for bind in http.binds:
+                    logger.info("listening on %s", bind)
+                task_status.started()
+        finally:
+            self._http_ended.set()
+
+    async def _start_engine(self, nursery: trio.Nursery) -> None:
+        """Bring the engine up; the status is READY when this returns, or an end has begun."""
+        await self._prepare_model()
+        if self._engine is None:
+            self._engine = self._launch(self.config, self._source)
+        logger.info("%s started", self._engine.name)
+        timeout_s = self.config.start_timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                await self._attach(self._engine, nursery)
+        except trio.TooSlowError:
+            raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
+        if self.status.state is EngineState.STARTING:
+            self.status.mark_ready()
+            self.ready.set()
+            self._announce()
+        nursery.start_soon(
+            partial(
+                watch_heartbeat,
+                self._engine.heartbeat,
+                self.status,
+                beat_timeout_s=self.config.beat_timeout_s,
+                stall_timeout_s=self.config.stall_timeout_s,
+            )
+        )
+
+    async def _prepare_model(self) -> None:
+        """Have the model fetched and converted where it is not yet."""
+        if self._source.model_dir is None and not self._source.simulated:
+            self._source.model_dir = await prepare_in_child(
+                self._source.name,
+                self.status.set_progress,
+                log.sink().write,
+                patience_s=self.config.start_timeout_s,
+            )
+
+    async def _attach(self, engine: Engine, nursery: trio.Nursery) -> None:
+        """Connect client and engine; return when both engine and tokenizer are there."""
+        self.status.set_progress("starting the engine", 0.0)
+        nursery.start_soon(self._watch_engine, engine)
+        async with trio.open_nursery() as loading:
+            if self._source.model_dir is not None:
+                loading.start_soon(self._load_tokenizer, self._source.model_dir)
+            ready: Ready = await nursery.start(self.client.run_incarnation, engine.transport)
+            if self._source.model_dir is None:
+                loading.start_soon(self._simulate_tokenizer, ready.model.vocab_size)
+
+    async def _watch_engine(self, engine: Engine) -> None:
+        self.status.report_exit(await engine.watch())
+
+    async def _load_tokenizer(self, model_dir: Path) -> None:
+        load = partial(Tokenizer.from_dir, model_dir, chat_template=self.config.chat_template)
+        self._tokenizer = await trio.to_thread.run_sync(load, abandon_on_cancel=True)
+
+    async def _simulate_tokenizer(self, vocab_size: int) -> None:
+        self._tokenizer = await trio.to_thread.run_sync(
+            Tokenizer.simulated, vocab_size, abandon_on_cancel=True
+        )
+
+    def _announce(self) -> None:
+        model = self.client.model
+        if model is not None:
+            logger.info(
+                "ready after %.1f s: %s on %s, up to %d tokens",
+                trio.current_time() - self._started_s,
+                *(model.name, model.runner, model.max_model_len),
+            )
+
+    # The end --------------------------------------------------------------------------------
+
+    async def _deathwatch(self) -> None:
+        """The one place that raises because the engine died; every sensor only marks the status."""
+        await self.status.wait_settled()
+        death = self.death() or EngineDeadError(self.status.reason)
+        grace_s = self.config.death_grace_s if self.status.was_ready else 0.0
+        code = ExitCode.ENGINE_DIED if self.status.was_ready else ExitCode.ENGINE_NOT_STARTED
+        self._last_resort.arm(grace_s + TEARDOWN_S, code=code, cause=death.message)
+        logger.error("the engine is dead: %s", death.message)
+        await trio.sleep(grace_s)
+        raise death
+
+    async def _note_fall(self) -> None:
+        """When the nursery falls, whyever it does, see that the process follows."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._last_resort.arm(TEARDOWN_S)
+
+    async def _drain(self) -> None:
+        """End what runs, in the order that costs the least, each step with its bound."""
+        if not self.ready.is_set():
+            return
+        with trio.move_on_after(self.config.drain_timeout_s):
+            await self._end_http()
+        self.client.abort_all("shutdown")
+        with trio.move_on_after(TOLD_S):
+            await self._end_http()
+        if self._http is not None:
+            self._http.abort_connections()
+            with trio.move_on_after(CUT_S):
+                await self._http_ended.wait()
+        await self._see_engine_out()
+
+    async def _end_http(self) -> None:
+        """Wait until nothing runs, then until every client has its answer.
+
+        Raises:
+            UnavailableError: The engine died meanwhile.
+        """
+        await self.client.wait_idle()
+        if self.status.dead.is_set():
+            await trio.sleep_forever()  # the deathwatch ends this; until then probes are answered
+        if self._http is not None:
+            self._http.begin_shutdown()
+            await self._http_ended.wait()
+
+    async def _see_engine_out(self) -> None:
+        if self._engine is None or self.status.dead.is_set():
+            return
+        self.status.mark_stopped()  # before it is asked, or its end would be taken for a death
+        with contextlib.suppress(PeerGoneError):
+            self._engine.transport.send(Shutdown())
+        await self._engine.stop(LEAVE_S)
+
+    def _step_age_s(self) -> float:
+        """Age of the step that runs, 0 where none does."""
+        if self._engine is None or self.status.state is EngineState.DEAD:
+            return 0.0
+        beat = self._engine.heartbeat()
+        return time.monotonic() - beat.step_started_s if beat.phase == "step" else 0.0
