@@ -1,0 +1,132 @@
+#include "batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+namespace trioengine {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+std::string at(const char* array, std::int64_t index) {
+  return std::string(array) + "[" + std::to_string(index) + "]";
+}
+
+void check_range(const char* array, const int32_t* values, int count, int low, int high) {
+  for (int i = 0; i < count; ++i) {
+    if (values[i] < low || values[i] >= high) {
+      refuse(at(array, i) + " is " + std::to_string(values[i]) + ", not in [" +
+             std::to_string(low) + ", " + std::to_string(high) + ")");
+    }
+  }
+}
+
+void check_query_start(const StepView& step) {
+  if (step.query_start[0] != 0) refuse("query_start must begin with 0");
+  for (int s = 0; s < step.num_seqs; ++s) {
+    if (step.query_start[s + 1] <= step.query_start[s]) {
+      refuse(at("query_start", s + 1) + " does not rise: every sequence needs a token");
+    }
+    if (step.query_start[s + 1] > step.num_tokens) {
+      refuse(at("query_start", s + 1) + " exceeds the number of tokens");
+    }
+  }
+  if (step.query_start[step.num_seqs] != step.num_tokens) {
+    refuse("query_start must end with the number of tokens");
+  }
+}
+
+// Written so that a NaN fails.
+void check_unit(const char* array, const float* values, int count, bool zero_allowed) {
+  for (int i = 0; i < count; ++i) {
+    const bool above = zero_allowed ? values[i] >= 0.0f : values[i] > 0.0f;
+    if (!(above && values[i] <= 1.0f)) {
+      refuse(at(array, i) + " is " + std::to_string(values[i]) + ", not a share");
+    }
+  }
+}
+
+void check_sampling(const StepView& step, int vocab_size) {
+  for (int i = 0; i < step.num_rows; ++i) {
+    if (!(step.temperature[i] >= 0.0f && std::isfinite(step.temperature[i]))) {
+      refuse(at("temperature", i) + " must be finite and at least 0");
+    }
+    if (step.top_k[i] < 0) refuse(at("top_k", i) + " is negative");
+  }
+  check_unit("top_p", step.top_p, step.num_rows, false);
+  check_unit("min_p", step.min_p, step.num_rows, true);
+  for (const TokenMask& mask : step.masks) {
+    if (mask.row < 0 || mask.row >= step.num_rows) {
+      refuse("masked_token_ids: row " + std::to_string(mask.row) + " is not in [0, " +
+             std::to_string(step.num_rows) + ")");
+    }
+    check_range("masked_token_ids", mask.token_ids.data(),
+                static_cast<int>(mask.token_ids.size()), 0, vocab_size);
+  }
+}
+
+}  // namespace
+
+StepChecker::StepChecker(const StepLimits& limits)
+    : limits_(limits), stamps_(static_cast<std::size_t>(limits.num_blocks), 0) {}
+
+void StepChecker::check(const StepView& step) {
+  if (step.num_tokens < 1) refuse("a step needs at least one token");
+  if (step.num_tokens > limits_.max_tokens) {
+    refuse("a step of " + std::to_string(step.num_tokens) + " tokens exceeds the limit of " +
+           std::to_string(limits_.max_tokens));
+  }
+  check_query_start(step);
+  check_range("token_ids", step.token_ids, step.num_tokens, 0, limits_.vocab_size);
+  check_range("logits_rows", step.logits_rows, step.num_rows, 0, step.num_tokens);
+  check_sampling(step, limits_.vocab_size);
+  if (++stamp_ == 0) {  // wrapped: forget the stamps of four billion steps ago
+    std::fill(stamps_.begin(), stamps_.end(), 0u);
+    stamp_ = 1;
+  }
+  for (int s = 0; s < step.num_seqs; ++s) {
+    check_sequence(step, s);
+    check_blocks(step, s);
+  }
+}
+
+void StepChecker::check_sequence(const StepView& step, int sequence) {
+  const int first = step.query_start[sequence], last = step.query_start[sequence + 1] - 1;
+  const std::int64_t start = step.positions[first];
+  if (start < 0) refuse(at("positions", first) + " is negative");
+  for (int t = first; t <= last; ++t) {
+    if (step.positions[t] != start + (t - first)) {
+      refuse(at("positions", t) + " does not follow its predecessor");
+    }
+  }
+  if (step.positions[last] >= limits_.max_positions) {
+    refuse(at("positions", last) + " is " + std::to_string(step.positions[last]) +
+           ", not below " + std::to_string(limits_.max_positions));
+  }
+  if (step.seq_lens[sequence] != step.positions[last] + 1) {
+    refuse(at("seq_lens", sequence) + " is not the last position + 1");
+  }
+}
+
+void StepChecker::check_blocks(const StepView& step, int sequence) {
+  const int blocks = (step.seq_lens[sequence] + limits_.block_size - 1) / limits_.block_size;
+  if (blocks > step.max_blocks) {
+    refuse(at("block_tables", sequence) + " holds " + std::to_string(step.max_blocks) +
+           " blocks of the " + std::to_string(blocks) + " needed");
+  }
+  const int32_t* table = step.block_tables + sequence * step.table_stride;
+  check_range("block_tables", table, blocks, 0, limits_.num_blocks);
+  const int first_written = step.positions[step.query_start[sequence]] / limits_.block_size;
+  for (int b = first_written; b < blocks; ++b) {
+    uint32_t& stamp = stamps_[static_cast<std::size_t>(table[b])];
+    if (stamp == stamp_) {
+      refuse("block " + std::to_string(table[b]) + " is written by two sequences, or twice");
+    }
+    stamp = stamp_;
+  }
+}
+
+}  // namespace trioengine

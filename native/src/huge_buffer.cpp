@@ -1,0 +1,51 @@
+#include "huge_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace trioengine {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+}  // namespace
+
+HugeBuffer::HugeBuffer(std::size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
+  const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+  // Small buffers are not worth a huge page each; page alignment serves every kernel.
+  const bool huge = bytes >= kHugePage;
+  mapped_ = huge ? (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage : rounded;
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED) {
+    mapping_ = nullptr;
+    throw std::bad_alloc();
+  }
+  std::uintptr_t at = reinterpret_cast<std::uintptr_t>(mapping_);
+  if (huge) at = (at + kHugePage - 1) / kHugePage * kHugePage;
+  data_ = reinterpret_cast<void*>(at);
+  bytes_ = bytes;
+#ifdef MADV_HUGEPAGE
+  if (huge) madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE);  // a hint: failing is no error
+#endif
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (mapping_ != nullptr) munmap(mapping_, mapped_);
+}
+
+HugeBuffer::HugeBuffer(HugeBuffer&& other) noexcept { *this = std::move(other); }
+
+HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(mapping_, other.mapping_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace trioengine

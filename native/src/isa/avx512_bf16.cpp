@@ -1,0 +1,31 @@
+// x86-64 with AVX-512 BF16 and VNNI (Zen 4 and later, Cooper Lake and later).
+#if defined(__x86_64__)
+
+#define TRIO_BF16
+#define TRIO_VNNI
+#include "../kernels.h"
+#include "vec_avx512.h"
+// The kernels are templates over the vectors above: the order of these includes matters.
+#include "math.h"
+#include "gemm.h"
+#include "table.h"
+
+namespace trioengine {
+
+const KernelTable* avx512_bf16_kernels() {
+  static constexpr KernelTable table = make_table("avx512_bf16", 512 << 10);
+  return &table;
+}
+
+}  // namespace trioengine
+
+#else
+#include "../kernels.h"
+
+namespace trioengine {
+
+const KernelTable* avx512_bf16_kernels() { return nullptr; }
+
+}  // namespace trioengine
+
+#endif

@@ -1,0 +1,42 @@
+// The table itself; the last thing that an instruction set's translation unit includes.
+#pragma once
+
+#include "attention.h"
+#include "epilogues.h"
+
+#ifdef TRIO_AMX
+#define TRIO_ENTER nothing
+#define TRIO_LEAVE release_tiles
+#else
+#define TRIO_ENTER nothing
+#define TRIO_LEAVE nothing
+#endif
+
+namespace trioengine {
+namespace {
+
+void nothing() {}
+
+constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
+  KernelTable table{};
+  table.name = name;
+  table.plain_bytes = sizeof(Plain);
+  table.row_block_bytes = row_block_bytes;
+  table.attention_rows = kRowsAtOnce;
+  table.enter = TRIO_ENTER;
+  table.leave = TRIO_LEAVE;
+  table.embed = embed;
+  table.norm = norm;
+  table.gemm_store = gemm_store;
+  table.gemm_add = gemm_add;
+  table.gemm_swiglu = gemm_swiglu;
+  table.gemm_head = gemm_head;
+  table.gemm_logits = gemm_logits;
+  table.attention = attention;
+  table.exp_sums = exp_sums;
+  table.exp_row = exp_row;
+  return table;
+}
+
+}  // namespace
+}  // namespace trioengine

@@ -1,0 +1,130 @@
+// The table of kernels that each instruction set fills in.
+//
+// Every function works on one unit of a phase, on one thread, and touches nothing but what its
+// arguments point to. A row's result depends on that row alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace trioengine {
+
+// Rows [row0, row0 + rows) times panels [panel0, panel0 + panels) of one matrix.
+struct GemmUnit {
+  const Linear* weight;
+  const Acts* input;
+  int row0;
+  int rows;
+  int panel0;
+  int panels;
+  float* scratch;  // gemm_scratch_floats(panels) floats
+};
+
+constexpr int kMaxRowTile = 32;
+
+static inline size_t gemm_scratch_floats(int panels) {
+  return static_cast<size_t>(kMaxRowTile) * static_cast<size_t>(panels) * kLanes;
+}
+
+enum class HeadKind : int { kQuery, kKey, kValue };
+
+// What happens to one head of the attention input once its panels are computed. Queries and keys
+// have their dimensions split in two halves, each padded to half of head_dim (see packing).
+struct HeadTask {
+  HeadKind kind;
+  int head;                 // within its kind
+  int real_dim;             // dimensions that count in the norm
+  const float* norm;        // [head_dim] weights of a per-head RMS norm, or null
+  float eps;
+  const float* cos;         // [positions][head_dim / 2]; null for a layer without rotation
+  const float* sin;
+  const int32_t* positions;  // [tokens]
+  const int32_t* tiles;      // [tokens] KV tile that takes the token
+  void* queries;             // [tokens][query_width], same type as Acts::plain
+  int query_width;
+  KvLayer kv;
+};
+
+// Attention of the queries of `tokens` consecutive tokens of one sequence, one KV head.
+struct AttentionTask {
+  const void* queries;  // [tokens][query_width], of the first token
+  int query_width;
+  Acts output;          // row `out_row` belongs to the first token
+  int out_row;
+  int tokens;
+  int position;         // of the first token
+  int kv_head;
+  int group;            // query heads per KV head
+  int window;           // tokens that a query sees, itself included; 0 means all
+  float scale;
+  const int32_t* block_table;
+  int tiles_per_block;
+  KvLayer kv;
+  void* scratch;        // attention_scratch_bytes(head_dim) bytes, 64-byte aligned
+};
+
+constexpr int kAttentionRows = 16;    // most query rows handled at once
+constexpr int kMaxHeadDim = 512;
+constexpr int kAttentionChunk = 128;  // tokens per softmax chunk, counted from position 0
+
+static inline size_t attention_scratch_bytes(int head_dim) {
+  // queries and P at up to 4 bytes, scores, the chunk's product and the running sum as float
+  const size_t per_row = static_cast<size_t>(head_dim) * 3 + kAttentionChunk * 2;
+  return (per_row * kAttentionRows + 256) * sizeof(float);
+}
+
+struct Peak {
+  float value;
+  int32_t index;
+};
+
+constexpr int kHeadUnitPanels = 4;  // vocabulary columns per peak: 64
+
+// Where the logits of the rows of a head unit go.
+struct LogitsTask {
+  Peak* peaks;               // [rows][units]: likeliest token of each 64 columns
+  int units;
+  float* const* logits;      // [rows]: full logits of a row, or null where only peaks are needed
+};
+
+struct KernelTable {
+  const char* name;
+  size_t plain_bytes;  // of one element of Acts::plain: 2 (bf16) or 4 (float)
+  size_t row_block_bytes;  // activations of one row block that may stay in the L2 cache
+  int attention_rows;  // query rows of one attention tile
+
+  // Called once by each thread before and after the kernels of a step (AMX tile state).
+  void (*enter)();
+  void (*leave)();
+
+  // hidden[i] = embedding[token[i]] as float
+  void (*embed)(const uint16_t* embedding, int width, const int32_t* tokens, int rows,
+                float* hidden, int hidden_width);
+  // out row = hidden row / rms * weight; `width` real columns of `hidden_width`
+  void (*norm)(const float* hidden, int hidden_width, int width, const float* weight, float eps,
+               int rows, const Acts& out, int out_row);
+
+  void (*gemm_store)(const GemmUnit&, float* out, int out_width);
+  void (*gemm_add)(const GemmUnit&, float* hidden, int hidden_width);
+  void (*gemm_swiglu)(const GemmUnit&, const Acts& out);  // panels alternate gate, up
+  void (*gemm_head)(const GemmUnit&, const HeadTask&);    // the panels of one head
+  void (*gemm_logits)(const GemmUnit&, const LogitsTask&);
+
+  void (*attention)(const AttentionTask&);
+
+  // sums[i] = sum of exp((logits - shift) * factor) over the i-th 64 columns of `count`
+  void (*exp_sums)(const float* logits, int count, float shift, float factor, float* sums);
+  // out = exp((logits - shift) * factor)
+  void (*exp_row)(const float* logits, int count, float shift, float factor, float* out);
+};
+
+// Each is null where it was not compiled for this architecture.
+const KernelTable* portable_kernels();
+const KernelTable* avx2_kernels();
+const KernelTable* avx512_kernels();
+const KernelTable* avx512_bf16_kernels();
+const KernelTable* amx_kernels();
+
+}  // namespace trioengine

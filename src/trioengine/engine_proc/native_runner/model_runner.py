@@ -1,0 +1,94 @@
+"""The runner that the scheduler sees: numpy arrays in, token ids out, one C++ call per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from trioengine.engine_proc.native_runner import _native
+    from trioengine.engine_proc.runner import StepBatch
+    from trioengine.protocol import ModelInfo
+
+__all__ = ["NativeModelRunner"]
+
+
+class NativeModelRunner:
+    """Fulfils ``ModelRunner``: bitwise the same answer for a request, whatever shares its steps.
+
+    Within one instruction set, the logits of a token depend on the tokens before it and on nothing
+    else: not on the batch, the number of threads, how a prompt was cut into chunks, or whether its
+    first blocks came from the prefix cache.
+
+    Args:
+        runner: Owns weights and cache.
+        model: What to say about the model.
+        block_size: Tokens per block.
+        num_blocks: Blocks of the cache.
+    """
+
+    def __init__(
+        self, runner: _native.Runner, model: ModelInfo, *, block_size: int, num_blocks: int
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._runner: _native.Runner | None = runner
+
+    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
+        """Compute one step and return the sampled token ids, int32 ``[num_rows]``.
+
+        Raises:
+            ValueError: The batch is not sound (an index out of range, a wrong dtype or shape);
+                nothing was changed.
+            RuntimeError: The runner is closed, or another thread is in a step.
+        """
+        tokens, _ = self._call(batch, want_logits=False)
+        return tokens
+
+    def logits(self, batch: StepBatch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Compute one step; return the sampled ids and the logits, float32 ``[num_rows, vocab]``.
+
+        Masked token ids are -inf in the logits. Raises as ``execute`` does.
+        """
+        tokens, logits = self._call(batch, want_logits=True)
+        if logits is None:  # never: they were asked for
+            raise RuntimeError("the extension returned no logits")
+        return tokens, logits
+
+    def _call(
+        self, batch: StepBatch, *, want_logits: bool
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        if self._runner is None:
+            raise RuntimeError("the runner is closed")
+        rows = batch.sampling
+        return self._runner.execute(
+            batch.token_ids,
+            batch.positions,
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.logits_rows,
+            rows.temperature,
+            rows.top_p,
+            rows.top_k,
+            rows.min_p,
+            rows.seeds,
+            rows.positions,
+            rows.masked_token_ids,
+            want_logits,
+        )
+
+    def call(self, method: str, args: dict[str, object]) -> object:
+        """Refuse: there is no control method that concerns the arithmetic.
+
+        Raises:
+            KeyError: Always.
+        """
+        raise KeyError(method)
+
+    def close(self) -> None:
+        """Free weights and cache. Idempotent; nothing may be computed afterwards."""
+        self._runner = None
