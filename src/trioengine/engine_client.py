@@ -58,6 +58,8 @@ from trioengine.stream_table import StreamTable
 from trioengine.timers import Timers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trioengine.admission import Slot
     from trioengine.metrics import AbortReason
     from trioengine.protocol import ClientMessage, EngineMessage
@@ -238,7 +240,7 @@ class EngineClient:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timers.run)
                 nursery.start_soon(self._end_when_settled, nursery.cancel_scope)
-                await self._read(transport, task_status)
+                await self._read(transport, lambda ready: task_status.started(ready))
                 if not self.status.dead.is_set():
                     nursery.cancel_scope.cancel(reason="the engine has left as asked")
             was_ready = self._room > 0
@@ -260,14 +262,14 @@ class EngineClient:
         else:
             self.fail_all(UnavailableError("the server is shutting down", code="draining"))
 
-    async def _read(self, transport: Transport, task_status: trio.TaskStatus[Ready]) -> None:
+    async def _read(self, transport: Transport, on_ready: Callable[[Ready], None]) -> None:
         """Take in messages until nobody is left to send any. Never waits for a consumer."""
         try:
             while True:
                 for message in await transport.receive():
                     if isinstance(message, Ready):
                         self._begin(message)
-                        task_status.started(message)
+                        on_ready(message)
                     else:
                         self._handle(message)
         except PeerGoneError:
