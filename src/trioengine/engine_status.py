@@ -164,9 +164,8 @@ class EngineStatus:
 
     def report_fatal(self, cause: str, traceback: str = "") -> None:
         """Sensor: the engine's own last word."""
-        if not self.settled.is_set():
+        if self._report(_Sensor.LAST_WORD, cause):
             self.traceback = traceback
-        self._report(_Sensor.LAST_WORD, cause)
 
     def report_exit(self, reason: str) -> None:
         """Sensor: its process has ended; ``reason`` says how, with its last line of output."""
@@ -188,19 +187,21 @@ class EngineStatus:
             await self.settled.wait()
         self.settled.set()
 
-    def _report(self, sensor: _Sensor, reason: str) -> None:
+    def _report(self, sensor: _Sensor, reason: str) -> bool:
+        """Weigh one report; False where it comes too late, or the end was asked for."""
         left = self._advance(EngineEvent.DIE, reason)
         if self.state is not EngineState.DEAD:
-            return
+            return False
         if left is EngineState.DEAD and trio.current_time() > self.since_s + SETTLE_S:
             self.settled.set()
         if self.settled.is_set():
-            return
+            return False
         self._reports.setdefault(sensor, reason)
         self.reason = self._reports[min(self._reports)]
         self.dead.set()
         if _Sensor.LAST_WORD in self._reports or (self._drained and _Sensor.EXIT in self._reports):
             self.settled.set()
+        return True
 
     # The machine ----------------------------------------------------------------------------
 
