@@ -141,12 +141,16 @@ def test_a_hub_id_without_a_network(start: Callable[..., subprocess.Popen[str]])
     assert last_line.startswith("no-such-owner/no-such-model is neither a local directory nor")
 
 
-@pytest.mark.model
 def test_what_does_not_load(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "x.gguf", {"general.architecture": "perceptron"})
-    code, _, last_line = finish(start(str(path)))
-    assert code == 4
-    assert last_line.startswith(f"{path} cannot be loaded: ")
+    setup = """
+        from trioengine import errors, models
+        def convert(gguf, model_dir, progress):
+            raise errors.EngineStartError("a perceptron\\ncannot be loaded")
+        models.convert_gguf = convert
+    """
+    code, _, last_line = finish(start(str(path), setup=setup))
+    assert (code, last_line) == (4, "a perceptron cannot be loaded")
 
 
 def test_an_unexpected_error_has_its_traceback_and_a_last_line(

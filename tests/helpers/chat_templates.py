@@ -61,8 +61,9 @@ GENERATION: Final = """{% for message in messages %}
     {% set inner = 'x' %}
     A: {{ message.content }}{{ inner }}
     {% endgeneration %}
+    {{ inner is defined }}
   {% else %}
-Q: {{ message.content }} {{ inner is defined }}
+Q: {{ message.content }}
   {% endif %}
 {% endfor %}
 {% if enable_thinking is defined and not enable_thinking %}no thinking{% endif %}"""
