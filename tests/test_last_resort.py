@@ -60,11 +60,20 @@ def test_disarmed_it_stays_quiet_and_keeps_the_code() -> None:
     assert not ending.happened.is_set()
 
 
+def test_where_the_process_is_not_ours_only_the_code_is_kept() -> None:
+    threads = threading.active_count()
+    last_resort = LastResort()
+    last_resort.arm(0.0, code=3)
+    assert last_resort.code == 3
+    assert threading.active_count() == threads
+
+
 @pytest.mark.process
 def test_it_ends_a_process_whose_main_thread_is_stuck() -> None:
     code = (
-        "import threading; from trioengine.last_resort import LastResort;"
-        "LastResort().arm(0.05, code=3, cause='the engine died'); threading.Event().wait()"
+        "import threading; from trioengine.last_resort import LastResort, end_process;"
+        "LastResort(end_process).arm(0.05, code=3, cause='the engine died');"
+        "threading.Event().wait()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S)
     assert ended.returncode == 3

@@ -7,6 +7,7 @@ side by side. Whatever ends it, the last line on standard error is one sentence 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -94,14 +95,15 @@ def _add_models(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from trioengine import log
-    from trioengine.last_resort import LastResort
+    from trioengine.last_resort import LastResort, end_process
     from trioengine.model_source import find_model
     from trioengine.settings import load_config
 
-    last_resort = LastResort()
+    last_resort = LastResort(end_process)
     _leave_when_asked(last_resort)
     config = load_config(vars(options))
     log.configure(config.log_format, config.log_level)
+    _raise_descriptor_limit()
     source = find_model(config)
     spawned = _spawn_early(config, source)
     code, cause = _run(config, source, spawned, last_resort)
@@ -121,6 +123,15 @@ def _leave_when_asked(last_resort: LastResort) -> None:
     last_resort.code = ExitCode.ASKED
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many open files as the system lets us: each client needs one."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _spawn_early(config: ServerConfig, source: ModelSource) -> SpawnedEngine | None:
@@ -145,7 +156,6 @@ def _run(
 
     from trioengine.supervisor import serve
 
-    last_resort.code = ExitCode.UNEXPECTED  # until somebody knows better
     serving = partial(serve, config, source, spawned=spawned, last_resort=last_resort)
     try:
         trio.run(serving)

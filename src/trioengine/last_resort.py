@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LastResort"]
+__all__ = ["LastResort", "end_process"]
 
 
 class LastResort:
@@ -28,10 +28,15 @@ class LastResort:
     """
 
     def __init__(self, end: Callable[[int, str], None] | None = None) -> None:
-        """Make a disarmed one. ``end(code, cause)`` must end the process; tests give their own."""
+        """Make a disarmed one.
+
+        Args:
+            end: Ends the process, given code and cause: ``end_process``. ``None`` where the process
+                is not ours to end (the library's): then arming only keeps the code.
+        """
         self.code = 0
         self.cause = ""
-        self._end = end or _end_now
+        self._end = end
         self._deadline_s = float("inf")
         self._timer: threading.Timer | None = None
 
@@ -43,11 +48,11 @@ class LastResort:
         self.code = self.code if code is None else code
         self.cause = self.cause if cause is None else cause
         deadline_s = time.monotonic() + after_s
-        if deadline_s >= self._deadline_s:
+        if self._end is None or deadline_s >= self._deadline_s:
             return
         self.disarm()
         self._deadline_s = deadline_s
-        self._timer = threading.Timer(after_s, self._fire)
+        self._timer = threading.Timer(after_s, self._fire, (self._end,))
         self._timer.daemon = True  # the orderly end must not wait for it
         self._timer.start()
 
@@ -58,12 +63,13 @@ class LastResort:
             self._timer.cancel()
             self._timer = None
 
-    def _fire(self) -> None:
-        self._end(self.code, self.cause)
+    def _fire(self, end: Callable[[int, str], None]) -> None:
+        end(self.code, self.cause)
 
 
-def _end_now(code: int, cause: str) -> None:
-    line = f"trioengine: {cause or 'teardown took too long'}; leaving without it\n"
+def end_process(code: int, cause: str) -> None:
+    """Say why, if anybody reads it within 0.2 s, and be gone."""
+    line = f"trioengine: {cause or 'asked to stop'} (what was left was not waited for)\n"
     # Written from a thread of its own: a stderr that nobody reads must not hold the exit.
     writer = threading.Thread(target=os.write, args=(2, line.encode()), daemon=True)
     writer.start()

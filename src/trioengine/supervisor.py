@@ -34,37 +34,26 @@ import trio
 from trioengine import log
 from trioengine.bare_errors import bare_errors
 from trioengine.engine_client import EngineClient
-from trioengine.engine_spawn import spawn_engine
+from trioengine.engine_start import EngineStart, Launch, adopt_process, launch_process
 from trioengine.engine_status import EngineState
-from trioengine.errors import (
-    EngineDeadError,
-    EngineStartError,
-    PeerGoneError,
-    UnavailableError,
-)
+from trioengine.errors import EngineDeadError, EngineStartError, PeerGoneError, UnavailableError
 from trioengine.exit_codes import ExitCode
 from trioengine.heartbeat_watch import watch_heartbeat
-from trioengine.incarnation import ProcessEngine
 from trioengine.last_resort import LastResort
 from trioengine.metrics import watch_event_loop
-from trioengine.model_preparation import prepare_in_child
 from trioengine.progress_display import Narrator, show_progress, terminal_drawer
-from trioengine.protocol import Ready, Shutdown
-from trioengine.tokenizer import Tokenizer
+from trioengine.protocol import Shutdown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator
 
     from trioengine.config import ServerConfig
     from trioengine.engine_spawn import SpawnedEngine
     from trioengine.http.server import HttpServer
-    from trioengine.incarnation import Engine
     from trioengine.model_source import ModelSource
+    from trioengine.tokenizer import Tokenizer
 
-    Launch = Callable[[ServerConfig, ModelSource], Engine]
-
-__all__ = ["Server", "launch_process", "serve"]
+__all__ = ["Server", "serve"]
 
 STOP_MARGIN_S: Final = 4.5  # of the 5 s that a stop may take beyond the drain
 TEARDOWN_S: Final = 3.0  # from the fall of the nursery to the end of the process
@@ -81,7 +70,7 @@ async def serve(
     source: ModelSource,
     *,
     spawned: SpawnedEngine | None = None,
-    launch: Launch | None = None,
+    launch: Launch = launch_process,
     with_http: bool = True,
     with_signals: bool = True,
     last_resort: LastResort | None = None,
@@ -93,7 +82,7 @@ async def serve(
         config: Everything that the user chose.
         source: Where the model comes from.
         spawned: The engine, where it has been started already; ours from now on.
-        launch: Starts an engine otherwise; a process unless given.
+        launch: Starts an engine otherwise.
         with_http: Listen for clients.
         with_signals: SIGINT and SIGTERM ask us to stop; only possible in the main thread.
         last_resort: Armed at the beginning of each end.
@@ -104,14 +93,18 @@ async def serve(
         EngineStartError: The engine did not start.
         EngineDeadError: The engine died.
     """
-    server = Server(config, source, launch or launch_process, last_resort or LastResort())
+    client = EngineClient(
+        max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
+    )
+    engine = None if spawned is None else adopt_process(spawned)
+    start = EngineStart(config, source, client, launch=launch, engine=engine)
+    server = Server(config, client, start, last_resort or LastResort())
     signals = (
         trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
         if with_signals
         else contextlib.nullcontext()
     )
     with bare_errors(), contextlib.closing(server), signals as received:
-        server.adopt(spawned)
         async with trio.open_nursery() as nursery:
             if received is not None:
                 nursery.start_soon(server.heed_signals, received, nursery.cancel_scope)
@@ -119,12 +112,6 @@ async def serve(
             nursery.cancel_scope.cancel(reason="the server has stopped")
         if (death := server.death()) is not None:
             raise death
-
-
-def launch_process(config: ServerConfig, source: ModelSource) -> Engine:
-    """Start the engine's process, with a wire to it."""
-    spawned = spawn_engine(config.engine, model_dir=source.model_dir, model_name=source.name)
-    return ProcessEngine(spawned, log.sink().write)
 
 
 class Server:
@@ -139,22 +126,21 @@ class Server:
     """
 
     def __init__(
-        self, config: ServerConfig, source: ModelSource, launch: Launch, last_resort: LastResort
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        start: EngineStart,
+        last_resort: LastResort,
     ) -> None:
         """Begin STARTING. Must be made within a Trio run."""
         self.config = config
-        self.client = EngineClient(
-            max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
-        )
+        self.client = client
         self.status = self.client.status
         self.ready = trio.Event()
         self.binds: tuple[str, ...] = ()
-        self._source = source
-        self._launch = launch
+        self._start = start
         self._last_resort = last_resort
         self._stop_asked = trio.Event()
-        self._engine: Engine | None = None
-        self._tokenizer: Tokenizer | None = None
         self._http: HttpServer | None = None
         self._http_ended = trio.Event()
         self._narrator = Narrator(terminal_drawer(log.sink().show_status), clock=trio.current_time)
@@ -169,9 +155,9 @@ class Server:
         Raises:
             UnavailableError: It is not loaded yet.
         """
-        if self._tokenizer is None:
+        if self._start.tokenizer is None:
             raise self.status.refusal() or UnavailableError("starting", code="starting")
-        return self._tokenizer
+        return self._start.tokenizer
 
     def death(self) -> UnavailableError | None:
         """Return what a dead engine makes the server end with; ``None`` where it is not dead."""
@@ -194,15 +180,10 @@ class Server:
 
     # For serve ------------------------------------------------------------------------------
 
-    def adopt(self, spawned: SpawnedEngine | None) -> None:
-        """Take over an engine that has been started already."""
-        if spawned is not None:
-            self._engine = ProcessEngine(spawned, log.sink().write)
-
     def close(self) -> None:
         """Leave nothing of the engine behind. Idempotent."""
-        if self._engine is not None:
-            self._engine.close()
+        if self._start.engine is not None:
+            self._start.engine.close()
 
     async def run(
         self, nursery: trio.Nursery, *, with_http: bool, task_status: trio.TaskStatus[Server]
@@ -213,6 +194,7 @@ class Server:
             ConfigError: It cannot listen.
             UnavailableError: The engine is dead; see ``death``.
         """
+        self._last_resort.code = ExitCode.UNEXPECTED  # until somebody knows better
         nursery.start_soon(self._note_fall)
         nursery.start_soon(self._deathwatch)
         nursery.start_soon(watch_event_loop, self.client.metrics)
@@ -260,16 +242,7 @@ class Server:
 
     async def _start_engine(self, nursery: trio.Nursery) -> None:
         """Bring the engine up; the status is READY when this returns, or an end has begun."""
-        await self._prepare_model()
-        if self._engine is None:
-            self._engine = self._launch(self.config, self._source)
-        logger.info("%s started", self._engine.name)
-        timeout_s = self.config.start_timeout_s
-        try:
-            with trio.fail_after(timeout_s):
-                await self._attach(self._engine, nursery)
-        except trio.TooSlowError:
-            raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
+        engine = await self._start.bring_up(nursery)
         if self.status.state is EngineState.STARTING:
             self.status.mark_ready()
             self.ready.set()
@@ -277,44 +250,11 @@ class Server:
         nursery.start_soon(
             partial(
                 watch_heartbeat,
-                self._engine.heartbeat,
+                engine.heartbeat,
                 self.status,
                 beat_timeout_s=self.config.beat_timeout_s,
                 stall_timeout_s=self.config.stall_timeout_s,
             )
-        )
-
-    async def _prepare_model(self) -> None:
-        """Have the model fetched and converted where it is not yet."""
-        if self._source.model_dir is None and not self._source.simulated:
-            self._source.model_dir = await prepare_in_child(
-                self._source.name,
-                self.status.set_progress,
-                log.sink().write,
-                patience_s=self.config.start_timeout_s,
-            )
-
-    async def _attach(self, engine: Engine, nursery: trio.Nursery) -> None:
-        """Connect client and engine; return when both engine and tokenizer are there."""
-        self.status.set_progress("starting the engine", 0.0)
-        nursery.start_soon(self._watch_engine, engine)
-        async with trio.open_nursery() as loading:
-            if self._source.model_dir is not None:
-                loading.start_soon(self._load_tokenizer, self._source.model_dir)
-            ready: Ready = await nursery.start(self.client.run_incarnation, engine.transport)
-            if self._source.model_dir is None:
-                loading.start_soon(self._simulate_tokenizer, ready.model.vocab_size)
-
-    async def _watch_engine(self, engine: Engine) -> None:
-        self.status.report_exit(await engine.watch())
-
-    async def _load_tokenizer(self, model_dir: Path) -> None:
-        load = partial(Tokenizer.from_dir, model_dir, chat_template=self.config.chat_template)
-        self._tokenizer = await trio.to_thread.run_sync(load, abandon_on_cancel=True)
-
-    async def _simulate_tokenizer(self, vocab_size: int) -> None:
-        self._tokenizer = await trio.to_thread.run_sync(
-            Tokenizer.simulated, vocab_size, abandon_on_cancel=True
         )
 
     def _announce(self) -> None:
@@ -375,16 +315,18 @@ class Server:
             await self._http_ended.wait()
 
     async def _see_engine_out(self) -> None:
-        if self._engine is None or self.status.dead.is_set():
+        engine = self._start.engine
+        if engine is None or self.status.dead.is_set():
             return
         self.status.mark_stopped()  # before it is asked, or its end would be taken for a death
         with contextlib.suppress(PeerGoneError):
-            self._engine.transport.send(Shutdown())
-        await self._engine.stop(LEAVE_S)
+            engine.transport.send(Shutdown())
+        await engine.stop(LEAVE_S)
 
     def _step_age_s(self) -> float:
         """Age of the step that runs, 0 where none does."""
-        if self._engine is None or self.status.state is EngineState.DEAD:
+        engine = self._start.engine
+        if engine is None or self.status.state is EngineState.DEAD:
             return 0.0
-        beat = self._engine.heartbeat()
+        beat = engine.heartbeat()
         return time.monotonic() - beat.step_started_s if beat.phase == "step" else 0.0
