@@ -6,7 +6,9 @@ import pytest
 import trio.testing
 
 from trioengine.http.access_log import AccessRecord
-from trioengine.outputs import Usage
+from trioengine.http.convert import Job
+from trioengine.http.narrate import Tally
+from trioengine.outputs import RequestOutput
 
 
 def record(rule: str = "/v1/completions", path: str = "/v1/completions") -> AccessRecord:
@@ -24,7 +26,19 @@ async def test_one_line_says_what_and_how_it_ended(
 ) -> None:
     entry = record()
     entry.status = 200
-    entry.usage = Usage(5, 10)
+    entry.tally = Tally(
+        Job(
+            sequences=[],
+            n=1,
+            prompt_tokens=5,
+            model="m",
+            stream=False,
+            include_usage=False,
+            priority=0,
+            timeout_s=None,
+        )
+    )
+    entry.tally.count(0, RequestOutput(1, token_ids=[7] * 10))
     await trio.sleep(0.25)
     entry.close(answered=True)
     (line,) = [record.getMessage() for record in log.records]
@@ -40,8 +54,15 @@ async def test_a_client_that_left_is_499_whatever_the_status_was(
 ) -> None:
     entry = record()
     entry.status = 200
-    entry.close(answered=False)
+    entry.close(answered=False, loss="client_disconnect")
     assert "status=499 outcome=client_disconnect" in log.text
+
+
+async def test_an_answer_that_we_failed_to_finish_is_ours(log: pytest.LogCaptureFixture) -> None:
+    entry = record()
+    entry.status = 200
+    entry.close(answered=False)
+    assert "status=500 outcome=internal_error" in log.text
 
 
 @pytest.mark.parametrize("rule", ["/health", "/health/live", "/health/ready", "/metrics"])

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-if TYPE_CHECKING:
-    from trioengine.outputs import Usage
+from trioengine.errors import InternalError
 
-__all__ = ["CLIENT_DISCONNECT", "QUIET_RULES", "AccessRecord"]
+if TYPE_CHECKING:
+    from trioengine.http.narrate import Tally
+
+__all__ = ["QUIET_RULES", "AccessRecord"]
 
 logger = logging.getLogger(__name__)
 
 QUIET_RULES: Final = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
-CLIENT_DISCONNECT: Final = "client_disconnect"
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number for it; never on the wire
 _MAX_PATH: Final = 200
 
@@ -36,8 +37,8 @@ class AccessRecord:
         rule: The route, ``None`` where there is none.
         client: The peer's address.
         status: Of the answer; 0 until there is one.
-        outcome: ``ok``, an error's code, or ``client_disconnect``.
-        usage: Tokens, where tokens were made.
+        outcome: ``ok``, an error's code, or why the client was lost (``client_disconnect``, …).
+        tally: Counts tokens, where tokens are made.
         started_s: ``trio.current_time()`` of arrival.
     """
 
@@ -48,13 +49,20 @@ class AccessRecord:
     client: str
     status: int = 0
     outcome: str = "ok"
-    usage: Usage | None = None
+    tally: Tally | None = None
     started_s: float = dataclasses.field(default_factory=trio.current_time)
 
-    def close(self, *, answered: bool) -> None:
-        """Settle the outcome and write the line. ``answered``: the whole answer was handed over."""
-        if not answered:
-            self.status, self.outcome = CLIENT_CLOSED_REQUEST, CLIENT_DISCONNECT
+    def close(self, *, answered: bool, loss: str | None = None) -> None:
+        """Settle the outcome and write the line.
+
+        Args:
+            answered: The whole answer was handed over.
+            loss: Why the client was lost before that; ``None`` if we failed.
+        """
+        if not answered and loss is not None:
+            self.status, self.outcome = CLIENT_CLOSED_REQUEST, loss
+        elif not answered:
+            self.status, self.outcome = 500, InternalError.code
         if self.rule not in QUIET_RULES:
             logger.info("%s", self.line(), extra={"fields": self.fields()})
 
@@ -69,9 +77,9 @@ class AccessRecord:
             "client": self.client,
             "request_id": self.request_id,
         }
-        if self.usage is not None:
-            fields["prompt_tokens"] = self.usage.prompt_tokens
-            fields["completion_tokens"] = self.usage.completion_tokens
+        if self.tally is not None:
+            fields["prompt_tokens"] = self.tally.usage.prompt_tokens
+            fields["completion_tokens"] = self.tally.usage.completion_tokens
         return fields
 
     def line(self) -> str:

@@ -52,11 +52,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ErrorResponse(NamedTuple):
-    """What to answer: status, header fields beyond the content's own, and the JSON body."""
+    """What to answer: status, header fields beyond the content's own, and the JSON body.
+
+    ``code`` is the error's own, for logs and counters.
+    """
 
     status: int
     headers: dict[str, str]
     body: bytes
+    code: str
 
 
 def error_body(error: TrioEngineError) -> bytes:
@@ -70,7 +74,8 @@ def error_body(error: TrioEngineError) -> bytes:
 def error_response(error: Exception) -> ErrorResponse:
     """Return the whole answer to ``error``, which may be of any class."""
     known = typed_error(error)
-    return ErrorResponse(known.http_status, _headers(known, error), error_body(known))
+    headers = _headers(known, error)
+    return ErrorResponse(known.http_status, headers, error_body(known), known.code)
 
 
 def typed_error(error: BaseException) -> TrioEngineError:

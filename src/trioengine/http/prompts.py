@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-__all__ = ["MAX_PROMPTS", "Prompt", "context_length_exceeded", "read_prompts"]
+__all__ = [
+    "MAX_PROMPTS",
+    "Prompt",
+    "check_text_length",
+    "context_length_exceeded",
+    "read_prompts",
+]
 
 Prompt = str | list[int]
 Value = TypeVar("Value")
 
 MAX_PROMPTS: Final = 2048
+_MAX_TOKEN_CHARS: Final = 256  # no vocabulary of note has a longer token (the longest: 128)
 
 _text = msgspec.json.Decoder(str)
 _texts = msgspec.json.Decoder(list[str])
@@ -68,6 +75,17 @@ def context_length_exceeded(
         param=param,
         code="context_length_exceeded",
     )
+
+
+def check_text_length(num_chars: int, max_model_len: int, *, param: str) -> None:
+    """Refuse text that can't fit whatever its tokens are, before time is spent on finding out.
+
+    Raises:
+        InvalidRequestError: It has more characters than ``max_model_len`` tokens can spell.
+    """
+    least = num_chars // _MAX_TOKEN_CHARS
+    if least > max_model_len:
+        raise context_length_exceeded(max_model_len, least, 1, param=param)
 
 
 def _read_id_lists(data: bytes, max_model_len: int, vocab_size: int) -> Iterator[list[int]]:

@@ -1,0 +1,75 @@
+"""What the routes share: the engine's client, the configuration, the tokenizer.
+
+Also the two questions that every route of a model asks first: can the server take this, and what
+does it serve?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING
+
+from trioengine import __version__
+from trioengine.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trioengine.config import ServerConfig
+    from trioengine.engine_client import EngineClient
+    from trioengine.http.offload import Offload
+    from trioengine.protocol import ModelInfo
+    from trioengine.tokenizer import Tokenizer
+
+__all__ = ["Front", "fingerprint"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Front:
+    """One server's front end.
+
+    Attributes:
+        client: The engine, whichever incarnation.
+        config: As the server was started.
+        tokenizer: Returns the model's tokenizer; asked only once a model is known.
+        offload: Where long text is worked on.
+    """
+
+    client: EngineClient
+    config: ServerConfig
+    tokenizer: Callable[[], Tokenizer]
+    offload: Offload
+
+    def refuse_unless_ready(self) -> None:
+        """Raise what a new request gets in the engine's present state, if that is an error.
+
+        Raises:
+            UnavailableError: Starting, draining, stalled, dead, …
+        """
+        if (refusal := self.client.status.refusal()) is not None:
+            raise refusal
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is served.
+
+        Raises:
+            UnavailableError: None is loaded yet.
+        """
+        if self.client.model is None:
+            raise self.client.status.refusal() or UnavailableError(
+                "no model is loaded yet", code="starting", retry_after_s=1.0
+            )
+        return self.client.model
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that a request may use, the first by default."""
+        return self.config.served_model_names or (self.model.name,)
+
+
+def fingerprint(model: ModelInfo) -> str:
+    """Return ``system_fingerprint``: the same for the same software, model and arithmetic."""
+    source = f"{__version__} {model.name} {model.runner}".encode()
+    return f"fp_{hashlib.blake2b(source, digest_size=5).hexdigest()}"

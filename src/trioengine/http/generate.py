@@ -1,0 +1,139 @@
+"""From an admitted request to its answer, whole or streamed: the one place where that is written.
+
+The order of the checks is a contract: key and route (``app``), state, slot, body, values, charge.
+Slot and stream belong to the request's owner, so whatever ends the request releases and aborts
+them.
+
+Whether a failure has a status or is an event of the stream depends on one thing: whether the head
+has gone out. It goes out when the engine has accepted the request, or after 15 s of waiting, since
+a proxy would cut a connection that shows no life.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from quart import Response
+
+from trioengine.http import sse
+from trioengine.http.connection import current_request
+from trioengine.http.errors import error_body, typed_error
+from trioengine.http.exchange import Exchange
+from trioengine.http.front import fingerprint
+from trioengine.http.narrate import Collection, Narration
+from trioengine.http.stream_writer import response_writer
+
+if TYPE_CHECKING:
+    from trioengine.engine_client import RequestStream
+    from trioengine.http.connection import OwnedRequest
+    from trioengine.http.convert import Job
+    from trioengine.http.front import Front
+    from trioengine.http.narrate import Deltas
+    from trioengine.http.replies import Replies
+    from trioengine.http.stream_writer import ResponseWriter
+
+__all__ = ["Endpoint", "generate"]
+
+
+class Endpoint(Protocol):
+    """What the generating endpoints do differently."""
+
+    async def read(self, front: Front, data: bytes) -> Job:
+        """Return the job that this body asks for.
+
+        Raises:
+            InvalidRequestError: It asks for nothing that can be done.
+        """
+
+    def replies(self, job: Job, system_fingerprint: str) -> Replies:
+        """Return the way to write its answer."""
+
+
+async def generate(front: Front, endpoint: Endpoint) -> Response:
+    """Answer the current request.
+
+    Raises:
+        TrioEngineError: It is refused, or it failed before the head of an answer went out.
+    """
+    request = current_request()
+    exchange = Exchange.of(request)
+    front.refuse_unless_ready()
+    slot = request.owned.enter_context(front.client.admission.reserve())
+    job = await endpoint.read(
+        front, await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    )
+    deadline_s = exchange.deadline_s(job.timeout_s, front.config.request_timeout_s)
+    await trio.lowlevel.checkpoint_if_cancelled()  # the client may have left in the meantime
+    slot.charge(len(job.sequences))
+    # From here to the callback nothing may wait: a request that is with the engine is owned.
+    stream = front.client.open_stream(
+        job.sequences, slot=slot, priority=job.priority, deadline_s=deadline_s
+    )
+    request.owned.callback(_close, stream, request)
+    replies = endpoint.replies(job, fingerprint(front.model))
+    if job.stream:
+        return await _stream(request, exchange, stream, Narration(job, replies))
+    return await _whole(exchange, stream, Collection(job), replies)
+
+
+def _close(stream: RequestStream, request: OwnedRequest) -> None:
+    stream.close(request.loss or "client_disconnect")
+
+
+async def _whole(
+    exchange: Exchange, stream: RequestStream, collection: Collection, replies: Replies
+) -> Response:
+    exchange.record.tally = collection.tally
+    while not stream.finished:
+        collection.add(await stream.receive())
+    body = replies.whole(collection.choices(), collection.tally.usage)
+    return Response(body, content_type="application/json")
+
+
+async def _stream(
+    request: OwnedRequest, exchange: Exchange, stream: RequestStream, narration: Narration
+) -> Response:
+    exchange.record.tally = narration.tally
+    accepted = await _accepted(stream)  # a failure up to here has a status
+    writer = response_writer(request)
+    head = {"Content-Type": sse.CONTENT_TYPE, **sse.HEADERS, **exchange.headers}
+    await writer.start(200, head)
+    try:
+        await _narrate(writer, stream, narration, b"" if accepted else sse.PING)
+    except trio.BrokenResourceError:
+        pass  # the client's end, not ours: the owner knows
+    except Exception as error:
+        failure = typed_error(error)
+        exchange.record.outcome = failure.code
+        await writer.end(sse.event(error_body(failure)), close=True)
+    return writer.response
+
+
+async def _accepted(stream: RequestStream) -> bool:
+    """Wait for the engine to accept every sequence; False if that takes too long for silence."""
+    with trio.move_on_after(sse.HEARTBEAT_S):
+        await stream.wait_accepted()
+        return True
+    return False
+
+
+async def _narrate(
+    writer: ResponseWriter, stream: RequestStream, narration: Narration, events: bytes
+) -> None:
+    """Write ``events`` and all that follow. One write a wake, whatever has gathered by then."""
+    written_s = trio.current_time()
+    while not stream.finished:
+        if events:
+            await writer.write(events)
+            written_s = trio.current_time()
+        deltas = await _receive(stream, written_s + sse.HEARTBEAT_S)
+        events = sse.PING if deltas is None else narration.tell(deltas)
+    await writer.end(events + narration.closing())
+
+
+async def _receive(stream: RequestStream, until_s: float) -> Deltas | None:
+    """Return the next deltas, ``None`` if there are none by ``until_s``."""
+    with trio.CancelScope(deadline=until_s):
+        return await stream.receive()
+    return None

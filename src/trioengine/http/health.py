@@ -1,0 +1,85 @@
+"""Liveness, readiness, metrics, version: answered from what is known, never by asking the engine.
+
+So they answer in any state, under any load, and without a place in the queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+from quart import Blueprint, Response
+
+from trioengine import __version__
+from trioengine.engine_status import EngineState
+
+if TYPE_CHECKING:
+    from trioengine.engine_client import EngineClient
+
+__all__ = ["health_routes", "live", "ready"]
+
+# Waiting helps in every other state; in these only a restart does.
+_NOT_LIVE: Final = frozenset({EngineState.DEAD, EngineState.STALLED})
+
+Verdict = tuple[int, dict[str, Any]]
+
+
+def live(client: EngineClient) -> Verdict:
+    """Return status and body for "should this process be restarted?"."""
+    return (503 if client.status.state in _NOT_LIVE else 200), _describe(client)
+
+
+def ready(client: EngineClient, *, full_is_ready: bool) -> Verdict:
+    """Return status and body for "should requests be sent here?"."""
+    body = _describe(client)
+    if client.status.state is not EngineState.READY:
+        return 503, body
+    if not full_is_ready and client.admission.full:
+        return 503, body | {"status": "full", "reason": "the queue is full"}
+    return 200, body
+
+
+def health_routes(client: EngineClient) -> Blueprint:
+    """Return ``/health``, ``/health/live``, ``/health/ready``, ``/metrics`` and ``/version``."""
+    routes = Blueprint("health", __name__)
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return _answer(ready(client, full_is_ready=True))
+
+    @routes.get("/health/live")
+    async def health_live() -> Response:
+        return _answer(live(client))
+
+    @routes.get("/health/ready")
+    async def health_ready() -> Response:
+        return _answer(ready(client, full_is_ready=False))
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(client.metrics.render(), content_type=client.metrics.content_type)
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return _answer((200, {"version": __version__}))
+
+    return routes
+
+
+def _describe(client: EngineClient) -> dict[str, Any]:
+    status = client.status
+    body: dict[str, Any] = {
+        "status": str(status.state),
+        "reason": status.reason,
+        "since_s": round(trio.current_time() - status.since_s, 3),
+    }
+    if status.state is EngineState.STARTING and status.progress is not None:
+        phase, fraction = status.progress
+        body |= {"phase": phase, "progress": round(fraction, 3)}
+    return body
+
+
+def _answer(verdict: Verdict) -> Response:
+    status, body = verdict
+    return Response(msgspec.json.encode(body), status, content_type="application/json")
