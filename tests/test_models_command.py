@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers import tiny_tokenizers
-from trioengine import models
+from trioengine import model_pipeline, models
 from trioengine.errors import ConfigError
 from trioengine.models_command import fetch_model, list_models, model_path
 
@@ -22,8 +22,8 @@ def fake_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(source: Any, directory: Path, progress: object) -> None:
         directory.mkdir()
 
-    monkeypatch.setattr(models, "fetch_packaged", work)
-    monkeypatch.setattr(models, "convert_gguf", work)
+    monkeypatch.setattr(model_pipeline, "fetch_packaged", work)
+    monkeypatch.setattr(model_pipeline, "convert_gguf", work)
 
 
 def test_list_says_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,9 @@
-"""From the MODEL that a user names to the directory of a checkpoint.
+"""What the MODEL that a user names means.
 
-A name means, in this order: a directory (Hugging Face layout) · a ``.gguf`` file · a packaged model
-· a hub id. ``resolve_model`` says which, cheaply: the server does it before it starts anything.
-``prepare_model`` fetches and converts, which can take minutes and imports torch where there is
-something to convert: the server has a child process do it (``trioengine.models_child``), unless
-``prepared_dir`` shows that there is nothing left to do.
+In this order: a directory (Hugging Face layout) · a ``.gguf`` file · a packaged model · a hub id.
+The server asks before it starts anything, so nothing here is slow or heavy. Fetching and converting
+are ``model_pipeline``'s, in a child process, unless ``prepared_dir`` shows that nothing is left to
+do.
 """
 
 from __future__ import annotations
@@ -14,27 +13,19 @@ import enum
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trioengine.errors import ConfigError
 from trioengine.gguf_header import read_gguf_scalars
-from trioengine.model_convert import add_fast_tokenizer, convert_gguf
-from trioengine.model_fetch import GGUF_NAME, fetch_packaged
-from trioengine.model_hub import fetch_hub_model
-from trioengine.model_store import cache_dir, file_name, make_entry
+from trioengine.model_store import cache_dir, file_name
 from trioengine.model_table import DEFAULT_MODEL, PACKAGED_MODELS, PackagedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Progress = Callable[[str, float], None]
 
 __all__ = [
     "DEFAULT_MODEL",
     "ModelKind",
     "ResolvedModel",
     "cache_dir",
-    "prepare_model",
+    "checkpoint_place",
     "prepared_dir",
     "resolve_model",
 ]
@@ -114,57 +105,14 @@ def _has_slow_tokenizer(path: Path) -> bool:
 def prepared_dir(resolved: ResolvedModel) -> Path | None:
     """Return the checkpoint's directory if there is nothing to prepare, else ``None``.
 
-    Of a hub id only the hub's library can tell, so it is always ``None``.
+    Of a hub id it is always ``None``: only the hub's library can tell.
     """
-    entry = _entry(resolved)
-    return entry if entry is not None and entry.is_dir() else None
+    place = checkpoint_place(resolved)
+    return place if place is not None and place.is_dir() else None
 
 
-def prepare_model(resolved: ResolvedModel, progress: Progress) -> Path:
-    """Return the directory of the checkpoint, fetched and converted as far as it is not yet.
-
-    Any number of processes may do so at once: one works, the others wait for it.
-
-    Args:
-        resolved: By ``resolve_model``.
-        progress: Told a phase (``waiting``, ``fetching``, ``unpacking``, ``converting``) and the
-            fraction of it that is done.
-
-    Raises:
-        ConfigError: It cannot be fetched, or the cache cannot be written.
-        EngineStartError: What was fetched does not load.
-    """
-    if resolved.kind is ModelKind.HUB:
-        snapshot = fetch_hub_model(resolved.name, progress)
-        return prepare_model(resolve_model(str(snapshot)), progress)
-    entry = _entry(resolved)
-    if entry is None:
-        raise ConfigError(f"{resolved.name} cannot be prepared")
-
-    def make(staging: Path) -> None:
-        if resolved.kind is ModelKind.DIRECTORY:
-            add_fast_tokenizer(resolved.path, staging, progress)
-        else:
-            convert_gguf(_gguf_file(resolved, progress), staging, progress)
-
-    return make_entry(entry, make, on_wait=lambda: progress("waiting", 0.0))
-
-
-def _gguf_file(resolved: ResolvedModel, progress: Progress) -> Path:
-    """Return the GGUF file; a packaged one is an entry of its own, so it is fetched only once."""
-    packaged = resolved.packaged
-    if packaged is None:
-        return resolved.path
-    entry = make_entry(
-        cache_dir() / "files" / f"{packaged.name}-{packaged.sha256[:16]}",
-        lambda staging: fetch_packaged(packaged, staging, progress),
-        on_wait=lambda: progress("waiting", 0.0),
-    )
-    return entry / GGUF_NAME
-
-
-def _entry(resolved: ResolvedModel) -> Path | None:
-    """Return where the checkpoint is, or will be."""
+def checkpoint_place(resolved: ResolvedModel) -> Path | None:
+    """Return where the checkpoint is or will be; of a hub id only the hub's library can tell."""
     checkpoints = cache_dir() / "checkpoints"
     if resolved.packaged is not None:
         name = f"{resolved.packaged.name}-{resolved.packaged.sha256[:16]}"

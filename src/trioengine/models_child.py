@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(name: str, progress: Callable[[str, float], None]) -> Path:
-    from trioengine.models import prepare_model, resolve_model
+    from trioengine.model_pipeline import prepare_model
+    from trioengine.models import resolve_model
 
     return prepare_model(resolve_model(name), progress)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioengine.errors import ConfigError
+from trioengine.model_pipeline import prepare_model
 from trioengine.model_table import PACKAGED_MODELS
-from trioengine.models import DEFAULT_MODEL, prepare_model, prepared_dir, resolve_model
+from trioengine.models import DEFAULT_MODEL, prepared_dir, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
