@@ -125,7 +125,7 @@ class ServerProcess:
     @property
     def port(self) -> int:
         """The port it listens on; waits for it."""
-        return int(self.wait_line(r"listening on http://[^ ]*:(\d+)").group(1))
+        return int(self.wait_line(r"listening on https?://[^ ]*:(\d+)").group(1))
 
     @property
     def engine_pid(self) -> int:
