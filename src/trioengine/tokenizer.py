@@ -12,6 +12,7 @@ held, and 30 MB, on each thread's first request.
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Tokenizer"]
+
+# The library's pool of threads does nothing for one text, and warns at each fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOOL_USE: Final = "tool_use"  # the template that checkpoints with several keep for tools
 
