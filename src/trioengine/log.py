@@ -154,12 +154,15 @@ class _SinkHandler(logging.Handler):
 
 
 class _JsonFormatter(logging.Formatter):
+    """One object a line; ``extra={"fields": {…}}`` of a log call adds what a machine looks for."""
+
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ import trio.testing
 from trioengine.http.access_log import AccessRecord
 from trioengine.http.convert import Job
 from trioengine.http.narrate import Tally
+from trioengine.log import _JsonFormatter
 from trioengine.outputs import RequestOutput
 
 
@@ -47,6 +49,15 @@ async def test_one_line_says_what_and_how_it_ended(
         "client=127.0.0.1 request_id=r1 prompt_tokens=5 completion_tokens=10"
     )
     assert log.records[0].__dict__["fields"]["completion_tokens"] == 10
+
+
+async def test_a_json_log_has_each_under_its_name(log: pytest.LogCaptureFixture) -> None:
+    entry = record()
+    entry.status = 200
+    entry.close(answered=True)
+    line = json.loads(_JsonFormatter().format(log.records[0]))
+    assert (line["level"], line["status"], line["outcome"]) == ("info", 200, "ok")
+    assert line["path"] == "/v1/completions"
 
 
 async def test_a_client_that_left_is_499_whatever_the_status_was(

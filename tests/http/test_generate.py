@@ -119,6 +119,17 @@ async def test_the_head_goes_out_when_the_engine_has_accepted(
         assert call.events[-1] == "[DONE]"
 
 
+async def test_choices_that_have_a_place_do_not_wait_for_those_that_have_none(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world(max_num_seqs=2) as world:
+        body = {"prompt": [[i] for i in range(1, 9)], "stream": True, "max_tokens": 50}
+        call = world.start("POST", COMPLETION, body)
+        await world.turn()
+        assert (call.status, len(call.events)) == (200, 2)
+        call.disconnect()
+
+
 async def test_one_write_a_wake_whatever_has_gathered(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         body = {"prompt": [[1], [2], [3]], "stream": True, "max_tokens": 4}

@@ -95,12 +95,13 @@ async def _stream(
     request: OwnedRequest, exchange: Exchange, stream: RequestStream, narration: Narration
 ) -> Response:
     exchange.record.tally = narration.tally
-    accepted = await _accepted(stream)  # a failure up to here has a status
+    first = await _first(stream)  # a failure up to here has a status
     writer = response_writer(request)
     head = {"Content-Type": sse.CONTENT_TYPE, **sse.HEADERS, **exchange.headers}
     await writer.start(200, head)
     try:
-        await _narrate(writer, stream, narration, b"" if accepted else sse.PING)
+        events = sse.PING if first is None else narration.tell(first)
+        await _narrate(writer, stream, narration, events)
     except trio.BrokenResourceError:
         pass  # the client's end, not ours: the owner knows
     except Exception as error:
@@ -110,30 +111,45 @@ async def _stream(
     return writer.response
 
 
-async def _accepted(stream: RequestStream) -> bool:
-    """Wait for the engine to accept every sequence; False if that takes too long for silence."""
+async def _first(stream: RequestStream) -> Deltas | None:
+    """Wait for the engine to take the request on; ``None`` if that is too long for silence.
+
+    One sequence is on when the engine has accepted it. Of many, some may wait long for a place
+    while others speak already: then the first word counts, and is returned.
+    """
     with trio.move_on_after(sse.HEARTBEAT_S):
+        if len(stream.sequences) > 1:
+            return await stream.receive()
         await stream.wait_accepted()
-        return True
-    return False
+        return []
+    return None
 
 
 async def _narrate(
     writer: ResponseWriter, stream: RequestStream, narration: Narration, events: bytes
 ) -> None:
-    """Write ``events`` and all that follow. One write a wake, whatever has gathered by then."""
+    """Write ``events`` and all that follow. One write a wake, whatever has gathered by then.
+
+    A cancel scope costs as much as all else that is done for a chunk. So one scope bounds the
+    silence over many chunks: its deadline is the earliest that a ping may be due, and is looked at
+    again when it has passed. What can wait for the client, and must not be cut, is outside of it.
+    """
+    written = writer.write_nowait(events)
     written_s = trio.current_time()
     while not stream.finished:
-        if events:
-            await writer.write(events)
+        if not written:
+            await writer.flush()
+        with trio.CancelScope(deadline=written_s + sse.HEARTBEAT_S):
+            while True:
+                events = narration.tell(await stream.receive())
+                if stream.finished:
+                    break
+                if events:
+                    written = writer.write_nowait(events)
+                    written_s = trio.current_time()
+                    if not written:
+                        break
+        if not stream.finished and trio.current_time() >= written_s + sse.HEARTBEAT_S:
+            written = writer.write_nowait(sse.PING)
             written_s = trio.current_time()
-        deltas = await _receive(stream, written_s + sse.HEARTBEAT_S)
-        events = sse.PING if deltas is None else narration.tell(deltas)
     await writer.end(events + narration.closing())
-
-
-async def _receive(stream: RequestStream, until_s: float) -> Deltas | None:
-    """Return the next deltas, ``None`` if there are none by ``until_s``."""
-    with trio.CancelScope(deadline=until_s):
-        return await stream.receive()
-    return None
