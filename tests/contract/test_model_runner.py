@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from helpers.numpy_llama import TinyShape
 from helpers.reference import GREEDY, MiniScheduler, Sampling, Seq, sampling_rows
 from helpers.tiny_models import VOCAB
 from trioengine.engine_proc.runner import StepBatch
@@ -19,6 +20,7 @@ from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from helpers.native_fixtures import OpenTiny
     from helpers.torch_fixtures import OpenRunner
     from trioengine.engine_proc.runner import ModelRunner
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 RUNNERS = [
     "sim",
+    "native",
     pytest.param("torch-llama", marks=pytest.mark.model),
     pytest.param("torch-gemma2", marks=pytest.mark.model),
 ]
@@ -37,6 +40,9 @@ SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", 
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     if request.param == "sim":
         return SimModelRunner(SimScript(num_blocks=256), vocab_size=VOCAB, eos_token_ids=(0,))
+    if request.param == "native":
+        open_tiny: OpenTiny = request.getfixturevalue("open_tiny")
+        return open_tiny(TinyShape(vocab=VOCAB), kv_cache_memory_gib=0.02)[0]
     open_runner: OpenRunner = request.getfixturevalue("open_runner")
     names = {"torch-llama": "llama-gqa2-hd64-tied", "torch-gemma2": "gemma2"}
     return open_runner(names[request.param])
