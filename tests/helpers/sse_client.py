@@ -38,6 +38,7 @@ class Stream:
         self.status = 0
         self._http = h11.Connection(h11.CLIENT)
         self._buffer = b""
+        self._ended = False
 
     async def send(self, path: str, body: object) -> None:
         """Send a POST."""
@@ -62,8 +63,8 @@ class Stream:
         return self.status
 
     async def read_event(self) -> Event | None:
-        """Return the next event, ``None`` at the end of the response; comments are skipped."""
-        while True:
+        """Return the next event, ``None`` from the response's end on; comments are skipped."""
+        while not self._ended:
             while b"\n\n" in self._buffer:
                 block, _, self._buffer = self._buffer.partition(b"\n\n")
                 if block.startswith(b"data: "):
@@ -72,8 +73,9 @@ class Stream:
             event = await self._next()
             if isinstance(event, h11.Data):
                 self._buffer += event.data
-            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-                return None
+            else:
+                self._ended = True
+        return None
 
     async def read_events(self) -> list[Event]:
         """Return all events to the end of the response."""

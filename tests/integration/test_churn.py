@@ -1,0 +1,110 @@
+"""Clients that leave in any phase, and ten thousand that stay: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from helpers.server_process import ServerProcess, wait_until
+from helpers.sse_client import open_stream
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+QUIET_WITHIN_S = 1.0
+
+
+def descriptors(pid: int) -> dict[str, str]:
+    """Return what each open descriptor of a process is."""
+    found = {}
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        try:
+            found[entry.name] = os.readlink(entry.path)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def total(metrics: dict[str, float], name: str) -> float:
+    """Return a counter summed over its labels."""
+    return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
+
+
+async def leave_early(port: int, rng: random.Random) -> None:
+    """Open one request and leave in some phase of it; or stay to the end."""
+    phase = rng.choice(["sent", "head", "stream", "stream", "plain", "end"])
+    body: dict[str, Any] = {
+        "prompt": "x" * rng.randrange(1, 400),
+        "max_tokens": rng.randrange(5, 60),
+        "n": rng.choice([1, 1, 1, 3]),
+        "ignore_eos": True,
+        "stream": phase != "plain",
+    }
+    await trio.sleep(rng.random())
+    async with open_stream(port, body, read_head=phase not in ("sent", "plain")) as stream:
+        if phase in ("sent", "plain"):
+            await trio.sleep(rng.random() * 0.05)
+        elif phase == "stream":
+            for _ in range(rng.randrange(1, 10)):
+                await stream.read_event()
+        elif phase == "end":
+            await stream.read_events()
+
+
+async def test_500_streams_that_close_at_random_leave_nothing_behind() -> None:
+    args = json.dumps({"step_time_ms": 2})
+    with ServerProcess("--engine-args", args, "--max-num-seqs", "32") as server:
+        server.wait_ready()
+        pid, rng = server.process.pid, random.Random(20)
+        baseline = len(descriptors(pid))
+        async with trio.open_nursery() as nursery:
+            for _ in range(500):
+                nursery.start_soon(leave_early, server.port, random.Random(rng.random()))
+
+        def quiet() -> dict[str, float] | None:
+            metrics = server.metrics()
+            busy = metrics["trioengine_requests_running"] + metrics["trioengine_requests_waiting"]
+            return None if busy else metrics
+
+        metrics = wait_until(quiet, timeout_s=QUIET_WITHIN_S, what="nothing runs or waits")
+        assert metrics["trioengine_kv_blocks_free"] == metrics["trioengine_kv_blocks_total"]
+        aborted = total(metrics, "trioengine_requests_aborted_total")
+        assert aborted == metrics['trioengine_requests_aborted_total{reason="client_disconnect"}']
+        assert aborted > 100  # phases were really hit
+        assert metrics["trioengine_abort_latency_seconds_count"] == aborted
+        wait_until(lambda: len(descriptors(pid)) <= baseline, what="descriptors are at baseline")
+        assert server.post("/v1/completions", {"prompt": "x"})[0] == 200
+
+
+def test_10_000_streams_at_once_are_all_exact_over_a_constant_number_of_sockets() -> None:
+    args = json.dumps({"tokens_from": "seed"})
+    with ServerProcess(
+        *("--max-queue", "10000", "--max-num-seqs", "256", "--engine-args", args),
+        *("--max-queue-time", "600"),
+        port=0,
+    ) as server:
+        server.wait_ready()
+        engine_pid, pid = server.engine_pid, server.process.pid
+        engine_before, before = descriptors(engine_pid), len(descriptors(pid))
+        command = [sys.executable, str(HELPERS / "load_client.py"), str(server.port), "10000", "10"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(HELPERS.parent)}
+        ) as client:
+            wait_until(
+                lambda: server.metrics()["trioengine_open_connections"] > 5000,
+                timeout_s=120,
+                what="thousands are connected",
+            )
+            assert descriptors(engine_pid) == engine_before
+            output, _ = client.communicate(timeout=240)
+        assert json.loads(output) == {"outcomes": {"exact": 10_000}, "num_texts": 1}
+        wait_until(lambda: len(descriptors(pid)) <= before, what="descriptors are at baseline")
+        assert descriptors(engine_pid) == engine_before
