@@ -101,7 +101,7 @@ async def _stream(
     await writer.start(200, head)
     try:
         events = sse.PING if first is None else narration.tell(first)
-        await _narrate(writer, stream, narration, events)
+        await _Telling(writer, stream, narration).run(events)
     except trio.BrokenResourceError:
         pass  # the client's end, not ours: the owner knows
     except Exception as error:
@@ -125,31 +125,46 @@ async def _first(stream: RequestStream) -> Deltas | None:
     return None
 
 
-async def _narrate(
-    writer: ResponseWriter, stream: RequestStream, narration: Narration, events: bytes
-) -> None:
-    """Write ``events`` and all that follow. One write a wake, whatever has gathered by then.
+class _Telling:
+    """Writes a request's events as they come. One write a wake, whatever has gathered by then.
 
     A cancel scope costs as much as all else that is done for a chunk. So one scope bounds the
     silence over many chunks: its deadline is the earliest that a ping may be due, and is looked at
-    again when it has passed. What can wait for the client, and must not be cut, is outside of it.
+    again when it has passed. What may wait for the client, and must not be cut, is outside of it.
     """
-    written = writer.write_nowait(events)
-    written_s = trio.current_time()
-    while not stream.finished:
-        if not written:
-            await writer.flush()
-        with trio.CancelScope(deadline=written_s + sse.HEARTBEAT_S):
+
+    def __init__(self, writer: ResponseWriter, stream: RequestStream, narration: Narration) -> None:
+        self._writer = writer
+        self._stream = stream
+        self._narration = narration
+        self._written_s = trio.current_time()
+
+    async def run(self, events: bytes) -> None:
+        """Write ``events`` and all that follow."""
+        while not self._stream.finished:
+            self._put(events)
+            await self._writer.flush()
+            events = await self._pass_on()
+        await self._writer.end(events + self._narration.closing())
+
+    async def _pass_on(self) -> bytes:
+        """Pass events on while the client keeps up; return what to write next.
+
+        That is the last of them, a ping, or nothing where the client has to be waited for.
+        """
+        with trio.CancelScope(deadline=self._written_s + sse.HEARTBEAT_S):
             while True:
-                events = narration.tell(await stream.receive())
-                if stream.finished:
-                    break
-                if events:
-                    written = writer.write_nowait(events)
-                    written_s = trio.current_time()
-                    if not written:
-                        break
-        if not stream.finished and trio.current_time() >= written_s + sse.HEARTBEAT_S:
-            written = writer.write_nowait(sse.PING)
-            written_s = trio.current_time()
-    await writer.end(events + narration.closing())
+                events = self._narration.tell(await self._stream.receive())
+                if self._stream.finished:
+                    return events
+                if not self._put(events):
+                    return b""
+        silent_s = trio.current_time() - self._written_s
+        return sse.PING if silent_s >= sse.HEARTBEAT_S else b""
+
+    def _put(self, events: bytes) -> bool:
+        """Write without waiting; False where a part has to wait for ``flush``."""
+        if not events:
+            return True
+        self._written_s = trio.current_time()
+        return self._writer.write_nowait(events)
