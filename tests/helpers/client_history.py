@@ -1,0 +1,345 @@
+"""Histories of a client and a stepped engine: operations, their interpreter, and what must hold.
+
+A history is a list of operations, drawn by Hypothesis and carried out one after the other in a
+Trio run of its own under a mock clock; between two of them everything that can run has run. What
+each answer must be is foretold, because a simulated token is a function of (seed, id, position).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import trio
+from hypothesis.strategies import (
+    booleans,
+    builds,
+    floats,
+    integers,
+    just,
+    lists,
+    none,
+    one_of,
+    sampled_from,
+)
+from trio.testing import wait_all_tasks_blocked
+
+from helpers.stepped_engine import PHASES, VOCAB_SIZE, SteppedEngine
+from trioengine.engine_client import EngineClient, SequenceRequest
+from trioengine.engine_proc.detokenizer import simulated_vocab
+from trioengine.engine_proc.sim_runner import SimScript
+from trioengine.engine_status import EngineState
+from trioengine.errors import (
+    OverloadedError,
+    PeerGoneError,
+    TrioEngineError,
+    UnavailableError,
+)
+from trioengine.protocol import Abort, Add, EngineStats, Outputs
+from trioengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trioengine.outputs import FinishReason
+    from trioengine.protocol import ClientMessage
+    from trioengine.request_stream import RequestStream
+
+__all__ = [
+    "Drain",
+    "HangUp",
+    "HangUpWithin",
+    "Pass",
+    "Read",
+    "Step",
+    "Submit",
+    "World",
+    "histories",
+    "open_world",
+    "operation",
+]
+
+SEED = 3
+MAX_QUEUE = 12
+MAX_QUEUE_TIME_S = 5.0
+NUM_BLOCKS = 6
+VOCAB = simulated_vocab(VOCAB_SIZE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Submit:
+    """A client asks for something; a lazy one reads only when it is told to."""
+
+    num_sequences: int
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    timeout_s: float | None
+    lazy: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HangUp:
+    """A client leaves, or is cut off: its owner closes the stream, or its task is cancelled."""
+
+    victim: int
+    how: Literal["client_disconnect", "slow_client", "cancel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HangUpWithin:
+    """A client leaves at a phase boundary of the next step."""
+
+    victim: int
+    phase: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A lazy client reads once."""
+
+    reader: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Time passes."""
+
+    seconds: float
+
+
+class Step:
+    """The engine runs one turn."""
+
+    def __repr__(self) -> str:
+        return "Step()"
+
+
+class Drain:
+    """The server begins to drain; the second time it has no patience left."""
+
+    def __repr__(self) -> str:
+        return "Drain()"
+
+
+Operation = Any  # one of the above, or one of a test's own
+
+operation = one_of(
+    builds(
+        Submit,
+        integers(1, 4),
+        integers(1, 40),
+        one_of(integers(1, 3), integers(1, 30)),
+        integers(-1, 1),
+        one_of(none(), floats(0.5, 8.0)),
+        booleans(),
+    ),
+    builds(HangUp, integers(0, 9), sampled_from(["client_disconnect", "slow_client", "cancel"])),
+    builds(HangUpWithin, integers(0, 9), sampled_from(PHASES)),
+    builds(Read, integers(0, 9)),
+    builds(Pass, floats(0.0, 6.0)),
+    just(Step()),
+    just(Step()),
+    just(Step()),
+    just(Drain()),
+)
+histories = lists(operation, min_size=10, max_size=50)
+
+
+class RecordingEngine(SteppedEngine):
+    """Counts what was added and ended, and asserts that an abort frees before scheduling."""
+
+    def __init__(self) -> None:
+        self.added: list[int] = []
+        self.terminals: collections.Counter[int] = collections.Counter()
+        self.last_stats = EngineStats()
+        self._looked_at = 0
+        super().__init__(
+            SimScript(num_blocks=NUM_BLOCKS, max_model_len=NUM_BLOCKS * 16),
+            send_error=partial(PeerGoneError, "gone"),
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+        )
+
+    def send(self, message: ClientMessage) -> None:
+        super().send(message)
+        if isinstance(message, Add):
+            self.added.append(message.request_id)
+
+    def turn(self) -> None:
+        aborted = {
+            request_id
+            for message in self.sent
+            if isinstance(message, Abort)
+            for request_id in message.request_ids
+        }
+        self.at("commands", lambda: self._check_freed(aborted))
+        super().turn()
+        self._look_at_news()
+
+    def _look_at_news(self) -> None:
+        # At once: a consumer that is behind merges later deltas into the objects it was given.
+        news, self._looked_at = self.history[self._looked_at :], len(self.history)
+        for message in news:
+            if isinstance(message, Outputs):
+                self.last_stats = message.stats
+                self.terminals.update(
+                    delta.request_id for delta in message.deltas if delta.finish_reason is not None
+                )
+
+    def _check_freed(self, aborted: set[int]) -> None:
+        if not aborted.isdisjoint(self.live):
+            raise AssertionError(f"{aborted & self.live} hold blocks after their abort was read")
+
+
+class Client:
+    """One HTTP client's request: reads until it ends, and keeps what it got."""
+
+    def __init__(self, submit: Submit, stream: RequestStream, now_s: float) -> None:
+        self.submit = submit
+        self.stream = stream
+        self.texts = [""] * submit.num_sequences
+        self.finishes: list[FinishReason | None] = [None] * submit.num_sequences
+        self.error: TrioEngineError | None = None
+        self.hung_up = False
+        self.submit_was_lazy = submit.lazy
+        self.over = trio.Event()
+        self.over_s = math.inf
+        self.scope = trio.CancelScope()
+        self.may_read = trio.Event()
+        self.deadline_s = None if submit.timeout_s is None else now_s + submit.timeout_s
+
+    async def run(self) -> None:
+        try:
+            with self.scope, self.stream:
+                await self._read_all()
+        except TrioEngineError as error:
+            self.error = error
+        finally:
+            self.over_s = trio.current_time()
+            self.over.set()
+
+    async def _read_all(self) -> None:
+        while not self.stream.finished:
+            if self.submit.lazy:
+                await self.may_read.wait()
+                self.may_read = trio.Event()
+            for index, output in await self.stream.receive():
+                assert self.finishes[index] is None, "news after the terminal"
+                self.texts[index] += output.text
+                self.finishes[index] = output.finish_reason
+
+    def hurry(self) -> None:
+        self.submit = dataclasses.replace(self.submit, lazy=False)
+        self.may_read.set()
+
+
+class World:
+    """A client over a recording engine, and the requests that a history has made."""
+
+    def __init__(self, client: EngineClient, nursery: trio.Nursery) -> None:
+        self.client = client
+        self.engine = RecordingEngine()
+        self.requests: list[Client] = []
+        self.refusals: list[tuple[TrioEngineError, bool]] = []  # and whether it was dead
+        self.shut_down = False
+        self.nursery = nursery
+
+    async def apply(self, operation: Operation) -> None:
+        """Carry out one operation and let everything run that can."""
+        match operation:
+            case Submit():
+                self.submit(operation)
+            case HangUp() if self.requests:
+                self.hang_up(self.pick(operation.victim), operation.how)
+            case HangUpWithin() if self.requests:
+                victim = self.pick(operation.victim)
+                self.engine.at(operation.phase, lambda: self.hang_up(victim, "client_disconnect"))
+                self.engine.turn()
+            case Read() if self.requests:
+                self.pick(operation.reader).may_read.set()
+            case Pass():
+                await trio.sleep(operation.seconds)
+            case Step():
+                self.engine.turn()
+            case Drain():
+                self.drain()
+        await wait_all_tasks_blocked()
+
+    def pick(self, index: int) -> Client:
+        return self.requests[index % len(self.requests)]
+
+    def submit(self, submit: Submit) -> None:
+        params = SamplingParams(
+            max_tokens=submit.max_tokens, seed=SEED, ignore_eos=True, temperature=1.0
+        )
+        request = SequenceRequest(list(range(300, 300 + submit.prompt_tokens)), params)
+        now_s = trio.current_time()
+        slot = None
+        try:
+            slot = self.client.admission.reserve()
+            stream = self.client.open_stream(
+                [request] * submit.num_sequences,
+                slot=slot,
+                priority=submit.priority,
+                deadline_s=None if submit.timeout_s is None else now_s + submit.timeout_s,
+            )
+        except (OverloadedError, UnavailableError) as error:
+            self.refusals.append((error, self.client.status.dead.is_set()))
+            if slot is not None:
+                slot.release()
+            return
+        client = Client(submit, stream, now_s)
+        self.requests.append(client)
+        self.nursery.start_soon(self._own, client, slot)
+
+    async def _own(self, client: Client, slot: Any) -> None:
+        with slot:
+            await client.run()
+
+    def hang_up(
+        self, victim: Client, how: Literal["client_disconnect", "slow_client", "cancel"]
+    ) -> None:
+        if victim.over.is_set():
+            return
+        victim.hung_up = True
+        if how != "cancel":
+            victim.stream.close(how)
+        victim.scope.cancel()
+
+    def drain(self) -> None:
+        if self.client.status.state is EngineState.READY:
+            self.client.status.mark_draining()
+        elif self.client.status.state is EngineState.DRAINING:
+            self.shut_down = True
+            self.client.abort_all("shutdown")
+
+    async def finish(self) -> None:
+        """Let the history end by itself: every client reads, the engine runs until it is idle."""
+        while True:
+            for request in self.requests:
+                request.hurry()
+            await wait_all_tasks_blocked()
+            if not self.engine.has_something_to_do():
+                break
+            self.engine.turn()
+        with trio.fail_after(MAX_QUEUE_TIME_S + 10):
+            for request in self.requests:
+                await request.over.wait()
+            await self.client.wait_idle()
+
+
+@asynccontextmanager
+async def open_world() -> AsyncIterator[World]:
+    """A client attached to an engine that is ready."""
+    client = EngineClient(max_queue_sequences=MAX_QUEUE, max_queue_time_s=MAX_QUEUE_TIME_S)
+    async with trio.open_nursery() as nursery, trio.open_nursery() as clients:
+        world = World(client, clients)
+        await nursery.start(client.run_incarnation, world.engine)
+        client.status.mark_ready()
+        yield world
+        nursery.cancel_scope.cancel(reason="the history is over")
