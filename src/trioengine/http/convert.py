@@ -27,6 +27,7 @@ __all__ = [
     "TokenLimit",
     "check_common",
     "check_model",
+    "fan_out",
     "make_job",
 ]
 
@@ -141,7 +142,7 @@ def make_job(
     for prompt in prompts:
         params = _sampling_params(body, _output_tokens(len(prompt), limit, info), limit.param)
         n = params.n
-        sequences += _fan_out(prompt, params)
+        sequences += fan_out(prompt, params)
     options = body.stream_options
     return Job(
         sequences=sequences,
@@ -191,7 +192,7 @@ def _sampling_params(
         raise
 
 
-def _fan_out(prompt: list[int], params: SamplingParams) -> list[SequenceRequest]:
+def fan_out(prompt: list[int], params: SamplingParams) -> list[SequenceRequest]:
     """Return one sequence per choice; with a seed, each has its own so that they differ."""
     if params.n == 1:
         return [SequenceRequest(prompt, params)]
