@@ -140,6 +140,7 @@ class Server:
         self.binds: tuple[str, ...] = ()
         self._start = start
         self._last_resort = last_resort
+        self._decided = trio.Event()  # ready, or never to be
         self._stop_asked = trio.Event()
         self._http: HttpServer | None = None
         self._http_ended = trio.Event()
@@ -180,8 +181,14 @@ class Server:
 
     # For serve ------------------------------------------------------------------------------
 
+    async def wait_ready(self) -> bool:
+        """Wait until requests are welcome for the first time; False where they never will be."""
+        await self._decided.wait()
+        return self.ready.is_set()
+
     def close(self) -> None:
         """Leave nothing of the engine behind. Idempotent."""
+        self._decided.set()
         if self._start.engine is not None:
             self._start.engine.close()
 
@@ -246,6 +253,7 @@ class Server:
         if self.status.state is EngineState.STARTING:
             self.status.mark_ready()
             self.ready.set()
+            self._decided.set()
             self._announce()
         nursery.start_soon(
             partial(
