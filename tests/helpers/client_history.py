@@ -65,7 +65,7 @@ __all__ = [
 
 SEED = 3
 MAX_QUEUE = 12
-MAX_QUEUE_TIME_S = 5.0
+MAX_QUEUE_TIME_S = 2.0
 NUM_BLOCKS = 6
 VOCAB = simulated_vocab(VOCAB_SIZE)
 
@@ -128,23 +128,23 @@ class Drain:
 
 Operation = Any  # one of the above, or one of a test's own
 
+_submits = builds(
+    Submit,
+    integers(1, 4),
+    integers(1, 40),
+    one_of(integers(1, 3), integers(1, 30)),
+    integers(-1, 1),
+    one_of(none(), floats(0.5, 8.0)),
+    booleans(),
+)
 operation = one_of(
-    builds(
-        Submit,
-        integers(1, 4),
-        integers(1, 40),
-        one_of(integers(1, 3), integers(1, 30)),
-        integers(-1, 1),
-        one_of(none(), floats(0.5, 8.0)),
-        booleans(),
-    ),
+    _submits,
+    _submits,
     builds(HangUp, integers(0, 9), sampled_from(["client_disconnect", "slow_client", "cancel"])),
     builds(HangUpWithin, integers(0, 9), sampled_from(PHASES)),
     builds(Read, integers(0, 9)),
-    builds(Pass, floats(0.0, 6.0)),
-    just(Step()),
-    just(Step()),
-    just(Step()),
+    builds(Pass, floats(0.0, 4.0)),
+    *[just(Step())] * 7,
     just(Drain()),
 )
 histories = lists(operation, min_size=10, max_size=50)
