@@ -7,9 +7,7 @@ the call returns. Nothing here sleeps: tests wait for bytes, for the end, or for
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import ssl
 import struct
 import threading
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +24,7 @@ from trioengine.config import ServerConfig
 from trioengine.http.server import HttpServer, ServerHooks, serve_http
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
@@ -155,12 +154,22 @@ class RawClient:
 
 @dataclass
 class RunningServer:
-    """A server under test and what its hooks have said."""
+    """A server under test and what its hooks have said.
+
+    Attributes:
+        server: The server.
+        connections: Every number of open connections it reported.
+        refused: Codes of the requests that it refused by itself.
+        slow_clients: One entry for each client that it cut off.
+        changed: Wakes who waits for the number of connections to change.
+        tls: What clients use, if it speaks TLS.
+    """
 
     server: HttpServer
     connections: list[int]
     refused: list[str]
     slow_clients: list[None]
+    changed: trio.lowlevel.ParkingLot
     tls: ssl.SSLContext | None = None
 
     async def connect(self, *, receive_buffer: int | None = None) -> RawClient:
@@ -185,7 +194,7 @@ class RunningServer:
     async def all_closed(self) -> None:
         """Wait until the server has no connection left."""
         while self.server.open_connections:
-            await trio.testing.wait_all_tasks_blocked()
+            await self.changed.park()
 
 
 @contextmanager
@@ -213,11 +222,17 @@ async def running(
     **config: Any,
 ) -> AsyncIterator[RunningServer]:
     """Serve ``app`` for the block on a free port (or ``uds``); it is torn down by cancellation."""
+    changed = trio.lowlevel.ParkingLot()
     connections: list[int] = []
     refused: list[str] = []
     slow_clients: list[None] = []
+
+    def count(number: int) -> None:
+        connections.append(number)
+        changed.unpark_all()
+
     hooks = ServerHooks(
-        connections=connections.append,
+        connections=count,
         refused=refused.append,
         slow_client=lambda: slow_clients.append(None),
     )
@@ -227,6 +242,5 @@ async def running(
             server = await nursery.start(
                 partial(serve_http, app, server_config, hooks=hooks, limits=limits)
             )
-            with contextlib.ExitStack() as stack:
-                stack.callback(nursery.cancel_scope.cancel)
-                yield RunningServer(server, connections, refused, slow_clients, client_tls)
+            yield RunningServer(server, connections, refused, slow_clients, changed, client_tls)
+            nursery.cancel_scope.cancel()

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import ConnectionState
 
-from trioengine.http.h1 import Http1Protocol, Phase
+from trioengine.http.h1 import AppTasks, Http1Protocol, Phase
 from trioengine.http.request_head import too_slow
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class ClientConnection:
         self._phase = Phase.IDLE
         self._phase_began_s = trio.current_time()
         self._lingers_until_s: float | None = None
-        self._tasks = TaskGroup()
+        self._tasks = AppTasks()
         self.protocol = Http1Protocol(
             app,
             config,
@@ -230,6 +229,7 @@ class ClientConnection:
     def _hang_up(self) -> None:
         # A client that went gets what the kernel still holds (it may have closed one half only);
         # for one that we throw out the kernel need not hold anything.
+        self.protocol.end_input()
         if self.loss == "client_disconnect":
             self.stream.close()
         else:
@@ -239,9 +239,10 @@ class ClientConnection:
         self._context.on_slow_client()
         self.lost("slow_client")
 
-    def close_if_idle(self) -> None:
-        """Close if no request is under way and none has begun to arrive."""
-        if self.protocol.phase is Phase.IDLE and self._lingers_until_s is None:
+    def close_if_idle(self, for_s: float = 0.0) -> None:
+        """Close if, for so long, no request has been under way nor begun to arrive."""
+        idle = self.protocol.phase is Phase.IDLE and self._lingers_until_s is None
+        if idle and trio.current_time() >= self._phase_began_s + for_s:
             self._close_idle = True
             self._wait.cancel(reason="server closes idle connections")
 

@@ -22,6 +22,7 @@ connection that should close never does.)
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
@@ -121,9 +122,15 @@ class OwnedHTTPConnection(TrioASGIHTTPConnection):
 
     async def _answer(self, request: OwnedRequest) -> None:
         """Run the handler, and send its response unless it has answered by itself."""
-        response = await self.app.handle_request(request)
-        if request.writer is None:
-            await self._send_response(request.asgi_send, response)
+        try:
+            response = await self.app.handle_request(request)
+            if request.writer is None:
+                await self._send_response(request.asgi_send, response)
+        except BaseException:
+            # Cancelled by whoever has lost the client, and has said so; else the server is ending.
+            if trio.current_effective_deadline() == -math.inf:
+                request.loss = request.loss or "shutdown"
+            raise
 
 
 def _owner(request: OwnedRequest, nursery: trio.Nursery) -> Callable[[LossReason], None]:

@@ -17,30 +17,36 @@ events into ASGI messages. What differs here from Hypercorn 0.18, whose internal
 from __future__ import annotations
 
 import enum
+import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
+import trio
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIReceiveEvent
 
 from trioengine.errors import InternalError
-from trioengine.http.errors import error_response
+from trioengine.http.errors import error_body, error_response
 from trioengine.http.request_head import body_too_large, check_request_head, malformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from hypercorn.config import Config
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
+    from hypercorn.typing import AppWrapper
 
     from trioengine.errors import TrioEngineError
     from trioengine.http.limits import Limits
 
-__all__ = ["Http1Protocol", "Phase", "ServerContext"]
+__all__ = ["AppTasks", "Http1Protocol", "Phase", "ServerContext"]
 
 _BLANK: Final = b"\r\n"  # may precede a request line (RFC 9112, section 2.2)
 
@@ -77,15 +83,47 @@ class ServerContext(WorkerContext):
         self.on_slow_client = on_slow_client
 
 
+class AppTasks(TaskGroup):
+    """Runs the app of each request; what it is told is queued without waiting.
+
+    Stock, the queue holds ten messages: when it is full and its app has ended, the connection
+    waits for ever. And each message is a checkpoint, where a cancellation could strike between the
+    last byte of an answer and the recycling of the connection. The queue needs no bound of its own:
+    a body has one.
+    """
+
+    async def spawn_app(
+        self, app: AppWrapper, config: Config, scope: Any, send: Any
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        to_app, from_server = trio.open_memory_channel[ASGIReceiveEvent](math.inf)
+        self.spawn(
+            _handle,
+            app,
+            config,
+            scope,
+            from_server.receive,
+            send,
+            trio.to_thread.run_sync,
+            trio.from_thread.run,
+        )
+
+        async def tell(message: ASGIReceiveEvent) -> None:
+            to_app.send_nowait(message)
+
+        return tell
+
+
 class OneShapeStream(HTTPStream):
     """An ASGI exchange whose last-resort 500 has a body like every other error."""
 
     async def _send_error_response(self, status_code: int) -> None:
-        answer = error_response(InternalError("The server failed to handle this request."))
-        headers = [*_content(answer.body), (b"connection", b"close")]
+        # Also sent, to nobody, when the app was cancelled because its client had gone. So nothing
+        # is logged here; an app that failed was logged by Hypercorn.
+        body = error_body(InternalError("The server failed to handle this request."))
+        headers = [*_content(body), (b"connection", b"close")]
         await self.send(Response(stream_id=STREAM_ID, headers=headers, status_code=status_code))
         if self.scope["method"] != "HEAD":
-            await self.send(Body(stream_id=STREAM_ID, data=answer.body))
+            await self.send(Body(stream_id=STREAM_ID, data=body))
         await self.send(EndBody(stream_id=STREAM_ID))
         self.state = ASGIHTTPState.CLOSED
 
@@ -106,6 +144,7 @@ class Http1Protocol(H11Protocol):
         self.closing = False
         self.body_bytes = 0
         self._head_only = False
+        self._turn = trio.Event()  # set when the answer before a pipelined request has ended
         self._input_over = False  # nothing more is parsed
         self._refused = False  # our own answer has taken the place of the app's
 
@@ -130,15 +169,20 @@ class Http1Protocol(H11Protocol):
     async def handle(self, event: Event) -> None:
         """Take what was received, or ``Closed``: nothing more will be."""
         if isinstance(event, RawData):
-            self.connection.receive_data(self._without_blank_lines(event.data))
-            await self._handle_events()
+            data = event.data
+            if self.phase is Phase.IDLE:
+                data = data.lstrip(_BLANK)
+            if data:  # to h11, nothing means the end
+                self.connection.receive_data(data)
+                await self._handle_events()
         elif isinstance(event, Closed):
-            self.closing = self._input_over = True
+            self.end_input()
             await self._close_stream()  # tells the app, unless it has ended
-            await self.can_read.set()
 
-    def _without_blank_lines(self, data: bytes) -> bytes:
-        return data.lstrip(_BLANK) if self.phase is Phase.IDLE else data
+    def end_input(self) -> None:
+        """Parse nothing more; end with the answer under way. Wakes a reader that waits its turn."""
+        self.closing = self._input_over = True
+        self._turn.set()
 
     async def _handle_events(self) -> None:
         """Take all that h11 can make of its input.
@@ -189,8 +233,8 @@ class Http1Protocol(H11Protocol):
 
     async def _wait_for_turn(self) -> None:
         # The client is ahead of us: a second request, or a stray byte, waits behind an answer.
-        await self.can_read.clear()
-        await self.can_read.wait()
+        self._turn = trio.Event()
+        await self._turn.wait()
 
     async def _create_stream(self, request: h11.Request) -> None:
         self.stream = OneShapeStream(
@@ -260,7 +304,7 @@ class Http1Protocol(H11Protocol):
         else:
             self._start_next_cycle()
             await self.send(Updated(idle=True))
-        await self.can_read.set()
+            self._turn.set()
 
     def _start_next_cycle(self) -> None:
         ahead = self.connection.trailing_data[0]

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 _ACCEPTS_PER_CHECKPOINT: Final = 64
 _STARVED_S: Final = 0.1  # pause when the process has no descriptors or memory for a connection
+_IDLE_WHEN_STARVED_S: Final = 1.0  # a fresh connection's request may still be on its way
 _STARVED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -142,9 +143,9 @@ class HttpServer:
         for connection in tuple(self._connections):
             connection.abort(reason)
 
-    def _close_idle(self) -> None:
+    def _close_idle(self, for_s: float = 0.0) -> None:
         for connection in tuple(self._connections):
-            connection.close_if_idle()
+            connection.close_if_idle(for_s)
 
     # Serving -------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class HttpServer:
         if not self._starved:
             logger.error("cannot accept connections: %s; idle ones are closed", error)
         self._starved = True
-        self._close_idle()
+        self._close_idle(_IDLE_WHEN_STARVED_S)
         await trio.sleep(_STARVED_S)
 
     async def _serve_client(self, sock: socket.socket, address: Any, listener: Listener) -> None:
@@ -246,7 +247,4 @@ def _hypercorn_config(config: ServerConfig, limits: Limits) -> Config:
     hypercorn.include_server_header = False
     hypercorn.h11_max_incomplete_size = limits.max_head_bytes
     hypercorn.keep_alive_max_requests = sys.maxsize
-    # Not a bound on memory (a body has one of its own): a queue that is full when its app has ended
-    # would block the connection for ever.
-    hypercorn.max_app_queue_size = sys.maxsize
     return hypercorn

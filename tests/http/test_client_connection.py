@@ -1,0 +1,210 @@
+"""A client has so long for each thing it owes, and a close does not take the answer with it.
+
+All under a clock that stands still unless a test moves it: what happens, happens without a timer.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from helpers.demo_app import DemoApp
+from helpers.raw_http import RawClient, request, running
+from trioengine.http.limits import Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMITS = Limits()
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+@pytest.fixture
+def uds(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+async def pass_time(clock: MockClock, seconds: float) -> None:
+    """Let ``seconds`` pass once everybody waits, and everybody react."""
+    await wait_all_tasks_blocked()
+    clock.jump(seconds)
+    await wait_all_tasks_blocked()
+
+
+async def is_open(client: RawClient) -> bool:
+    """True if the server has neither closed nor sent anything."""
+    await wait_all_tasks_blocked()
+    try:
+        client.sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    return False
+
+
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(
+    uds: Path, mock_clock: MockClock
+) -> None:
+    async with running(DemoApp(), uds=uds) as world, await world.connect() as client:
+        for _ in range(3):
+            assert (await client.exchange(request())).body == b"ok"
+            await pass_time(mock_clock, LIMITS.keep_alive_s - 0.1)
+        assert await is_open(client)
+        await pass_time(mock_clock, 0.2)
+        assert await client.read_to_end() == b""
+        await world.all_closed()
+
+
+async def test_a_connection_that_never_says_anything_is_closed(
+    uds: Path, mock_clock: MockClock
+) -> None:
+    async with running(DemoApp(), uds=uds) as world, await world.connect() as client:
+        await pass_time(mock_clock, LIMITS.keep_alive_s + 0.1)
+        assert await client.read_to_end() == b""
+
+
+async def test_an_answer_may_take_for_ever(uds: Path, mock_clock: MockClock) -> None:
+    app = DemoApp()
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/wait", body=b"x"))
+        await app.expect("started /wait", "waiting")
+        await pass_time(mock_clock, 86_400)
+        app.release.set()
+        assert (await client.read_response()).body == b"waited"
+
+
+async def test_half_a_head_is_answered_408(uds: Path, mock_clock: MockClock) -> None:
+    async with running(DemoApp(), uds=uds) as world, await world.connect() as client:
+        assert (await client.exchange(request())).body == b"ok"
+        await pass_time(mock_clock, LIMITS.keep_alive_s - 1)  # the head's time starts with it
+        await client.send(b"GET /ok HTT")
+        await pass_time(mock_clock, LIMITS.head_s / 2)
+        await client.send(b"P/1.1\r\n")
+        await pass_time(mock_clock, LIMITS.head_s / 2 + 0.1)
+        response = await client.read_response()
+        assert (response.status, response.error["code"]) == (408, "request_timeout")
+        assert await client.read_to_end() == b""
+        assert world.refused == ["request_timeout"]
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 10", CHUNKED])
+async def test_half_a_body_is_answered_408_and_the_handler_is_let_go(
+    uds: Path, mock_clock: MockClock, framing: str
+) -> None:
+    app = DemoApp()
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/echo", framing) + b"1\r\n")
+        await app.expect("started /echo")
+        await pass_time(mock_clock, LIMITS.body_grace_s - 0.1)
+        assert app.silent()
+        await pass_time(mock_clock, 0.2)
+        response = await client.read_response()
+        assert (response.status, response.error["code"]) == (408, "request_timeout")
+        await app.expect("ended: client_disconnect")
+        assert await client.read_to_end() == b""
+        client.close()
+        await world.all_closed()
+
+
+async def test_a_large_body_earns_its_time(uds: Path, mock_clock: MockClock) -> None:
+    app = DemoApp()
+    piece = 2**16
+    piece_s = piece / LIMITS.body_min_rate
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/echo", f"Content-Length: {20 * piece}"))
+        for _ in range(19):  # a little slower than the rate would allow without its grace
+            await client.send(b"x" * piece)
+            await pass_time(mock_clock, piece_s + LIMITS.body_grace_s / 20)
+        await client.send(b"x" * piece)
+        assert (await client.read_response()).status == 200
+
+
+async def test_a_body_that_drips_is_cut(uds: Path, mock_clock: MockClock) -> None:
+    async with running(DemoApp(), uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/echo", "Content-Length: 1000"))
+        start_s = trio.current_time()
+        while not world.refused:
+            await client.send(b"x")
+            await pass_time(mock_clock, 1)
+        assert trio.current_time() - start_s <= LIMITS.body_grace_s + 1
+        assert (await client.read_response()).status == 408
+
+
+async def test_a_client_that_waits_to_be_asked_is_not_hurried(
+    uds: Path, mock_clock: MockClock
+) -> None:
+    app = DemoApp()
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        head = request("POST", "/wait-unread", "Content-Length: 2", "Expect: 100-continue")
+        await client.send(head)
+        await app.expect("started /wait-unread")
+        await pass_time(mock_clock, 1000)
+        app.release.set()
+        assert (await client.read_response()).body == b"waited"
+
+
+async def test_an_early_answer_reaches_a_client_that_is_still_sending(uds: Path) -> None:
+    app = DemoApp()
+    size = 4_000_000
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/refuse", f"Content-Length: {size}"))
+        await app.expect("started /refuse", "ended: None")
+        await client.send(b"x" * size)  # would fail, and lose the answer, had the server closed
+        response = await client.read_response()
+        assert (response.status, response.headers["connection"]) == (429, "close")
+        assert await client.read_to_end() == b""
+        client.close()
+        await world.all_closed()
+
+
+async def test_the_lingering_close_is_bounded(uds: Path, mock_clock: MockClock) -> None:
+    app = DemoApp()
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        await client.send(request("POST", "/refuse", "Content-Length: 1000000"))
+        assert (await client.read_response()).status == 429
+        for _ in range(5):
+            await pass_time(mock_clock, LIMITS.linger_s / 5 - 0.01)
+            await client.send(b"x")
+        assert world.server.open_connections == 1
+        await pass_time(mock_clock, 0.1)
+        await world.all_closed()
+
+
+async def test_a_whole_body_costs_no_connection_even_if_nobody_reads_it(uds: Path) -> None:
+    app = DemoApp()
+    async with running(app, uds=uds) as world, await world.connect() as client:
+        for _ in range(3):
+            response = await client.exchange(request("POST", "/refuse", body=b"x" * 1000))
+            assert response.status == 429
+            assert "connection" not in response.headers
+
+
+async def test_an_owner_that_fails_to_clean_up_hurts_nobody(
+    uds: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = DemoApp()
+
+    @app.post("/bad-owner")
+    async def bad_owner() -> str:
+        from trioengine.http.connection import current_request
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        current_request().owned.callback(fail)
+        app.say("waiting")
+        await app.release.wait()
+        return ""
+
+    async with running(app, uds=uds) as world:
+        client = await world.connect()
+        await client.send(request("POST", "/bad-owner", body=b""))
+        await app.expect("waiting")
+        client.close()
+        await world.all_closed()
+        assert "failed to clean up" in caplog.text
+        async with await world.connect() as other:
+            assert (await other.exchange(request())).body == b"ok"
