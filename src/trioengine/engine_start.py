@@ -117,8 +117,11 @@ class EngineStart:
 
     async def _load_tokenizer(self, model_dir: Path) -> None:
         load = partial(Tokenizer.from_dir, model_dir, chat_template=self._config.chat_template)
-        self.tokenizer = await trio.to_thread.run_sync(load, abandon_on_cancel=True)
+        self.tokenizer = await _in_thread(load)
 
     async def _simulate_tokenizer(self, vocab_size: int) -> None:
-        simulate = partial(Tokenizer.simulated, vocab_size)
-        self.tokenizer = await trio.to_thread.run_sync(simulate, abandon_on_cancel=True)
+        self.tokenizer = await _in_thread(partial(Tokenizer.simulated, vocab_size))
+
+
+async def _in_thread(load: Callable[[], Tokenizer]) -> Tokenizer:
+    return await trio.to_thread.run_sync(load, abandon_on_cancel=True)

@@ -199,7 +199,6 @@ class Server:
 
         Raises:
             ConfigError: It cannot listen.
-            UnavailableError: The engine is dead; see ``death``.
         """
         self._last_resort.code = ExitCode.UNEXPECTED  # until somebody knows better
         nursery.start_soon(self._note_fall)
@@ -296,7 +295,7 @@ class Server:
 
     async def _drain(self) -> None:
         """End what runs, in the order that costs the least, each step with its bound."""
-        if not self.ready.is_set():
+        if not self.ready.is_set() or self.status.dead.is_set():
             return
         with trio.move_on_after(self.config.drain_timeout_s):
             await self._end_http()
@@ -310,11 +309,7 @@ class Server:
         await self._see_engine_out()
 
     async def _end_http(self) -> None:
-        """Wait until nothing runs, then until every client has its answer.
-
-        Raises:
-            UnavailableError: The engine died meanwhile.
-        """
+        """Wait until nothing runs, then until every client has its answer."""
         await self.client.wait_idle()
         if self.status.dead.is_set():
             await trio.sleep_forever()  # the deathwatch ends this; until then probes are answered
