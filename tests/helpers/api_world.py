@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from helpers.asgi_client import Call
     from trioengine.engine_proc.sim_runner import SimScript
+    from trioengine.http.offload import Offload
 
 __all__ = ["CHAT", "COMPLETION", "PATHS", "TOKENIZER", "World", "body_for", "open_world"]
 
@@ -51,12 +52,14 @@ class World:
         engine: The real loop and core over the simulated runner.
     """
 
-    def __init__(self, config: ServerConfig, engine: SteppedEngine, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, config: ServerConfig, engine: SteppedEngine, offload: Offload, nursery: trio.Nursery
+    ) -> None:
         self.client = EngineClient(
             max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
         )
         self.engine = engine
-        self.app = create_app(self.client, lambda: TOKENIZER, config, offload=InlineOffload())
+        self.app = create_app(self.client, lambda: TOKENIZER, config, offload=offload)
         self.api = AsgiClient(self.app)
         self.num_blocks = engine.free_blocks
         self._nursery = nursery
@@ -106,6 +109,7 @@ async def open_world(
     script: SimScript | None = None,
     max_num_seqs: int = 8,
     engine: SteppedEngine | None = None,
+    offload: Offload | None = None,
     **config: Any,
 ) -> AsyncIterator[World]:
     """Open a world whose engine is ready.
@@ -116,6 +120,7 @@ async def open_world(
         script: What the simulated model does.
         max_num_seqs: Of the engine.
         engine: The engine itself, instead of the three above.
+        offload: Where text is worked on; at once by default.
         config: Fields of ``ServerConfig``.
     """
     engine = engine or SteppedEngine(
@@ -125,7 +130,7 @@ async def open_world(
         send_error=lambda: PeerGoneError("the engine is gone"),
     )
     async with trio.open_nursery() as nursery:
-        world = World(ServerConfig(**config), engine, nursery)
+        world = World(ServerConfig(**config), engine, offload or InlineOffload(), nursery)
         if ready:
             await nursery.start(_run_incarnation, world)
             world.client.status.mark_ready()

@@ -1,24 +1,30 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import trio
 
 from helpers.api_world import CHAT, COMPLETION, PATHS, World, body_for, open_world
+from helpers.asgi_client import Call
+from helpers.raw_http import request, running
 from helpers.stepped_engine import SteppedEngine
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.errors import PeerGoneError
 from trioengine.protocol import Abort, Add
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from trio.testing import MockClock
 
-    from helpers.asgi_client import Call
 
 SEEDED = SimScript(num_blocks=256, max_model_len=1024, tokens_from="seed")
 MODES = [True, False]
+Result = TypeVar("Result")
 
 
 def texts(call: Call) -> dict[int, str]:
@@ -257,6 +263,32 @@ async def test_a_place_in_the_engine_that_never_comes_is_a_queue_timeout(
         assert (call.status, call.error["code"]) == (504, "queue_timeout")
 
 
+async def test_a_client_that_stops_reading_gets_all_of_it_once_it_reads_again(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """Over a socket: what waits for the client is never cut by a ping that is due."""
+    script = SimScript(num_blocks=2048, max_model_len=8192, tokens_from="seed")
+    async with (
+        open_world(script=script) as world,
+        running(world.app, uds=tmp_path / "s", slow_client_timeout_s=1e6) as server,
+        await server.connect(receive_buffer=4096) as reader,
+        trio.open_nursery() as nursery,
+    ):
+        body = {"prompt": [[i] for i in range(1, 9)], "seed": 1, "max_tokens": 400}
+        whole = world.start("POST", COMPLETION, body)
+        await world.run_until_idle()
+        data = json.dumps(body | {"stream": True}).encode()
+        await reader.send(request("POST", COMPLETION, body=data))
+        await nursery.start(world.engine.run_freely, 1.0)
+        await trio.sleep(1000)
+        assert not world.engine.live
+        answer = await reader.read_response(method="POST")
+        call = Call(None, {})
+        call.status, call.headers, call.chunks = answer.status, answer.headers, [answer.body]
+        assert texts(call) == texts(whole)
+        nursery.cancel_scope.cancel()
+
+
 # The engine fails ---------------------------------------------------------------------------------
 
 
@@ -448,6 +480,35 @@ async def test_a_client_that_leaves_while_it_sends_its_body_gives_its_place_back
             call.disconnect()
         assert world.client.admission.in_use == 0
         assert not world.engine.sent
+
+
+class SlowOffload:
+    """Work on text that cannot be interrupted, until the test says so."""
+
+    def __init__(self) -> None:
+        self.release = trio.Event()
+
+    async def __call__(self, work: Callable[[], Result], *, num_chars: int) -> Result:
+        with trio.CancelScope(shield=True):
+            await self.release.wait()
+        return work()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_client_that_leaves_while_its_text_is_tokenised_costs_the_engine_nothing(
+    path: str, autojump_clock: MockClock
+) -> None:
+    offload = SlowOffload()
+    async with open_world(offload=offload) as world:
+        call = world.start("POST", path, body_for(path))
+        await world.settle()
+        call.disconnect()
+        await world.settle()
+        assert world.client.admission.in_use == 0
+        offload.release.set()
+        await call.finished.wait()
+        assert not world.engine.sent
+        assert world.counted("requests", path, "client_disconnect") == 1
 
 
 # Order of the checks ------------------------------------------------------------------------------

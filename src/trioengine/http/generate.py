@@ -65,7 +65,6 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     )
     deadline_s = exchange.deadline_s(job.timeout_s, front.config.request_timeout_s)
     await trio.lowlevel.checkpoint_if_cancelled()  # the client may have left in the meantime
-    slot.charge(len(job.sequences))
     # From here to the callback nothing may wait: a request that is with the engine is owned.
     stream = front.client.open_stream(
         job.sequences, slot=slot, priority=job.priority, deadline_s=deadline_s
