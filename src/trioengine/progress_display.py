@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Narrator", "bar", "show_progress", "terminal_drawer"]
 
 LOOK_EVERY_S: Final = 0.2
-LINE_EVERY_S: Final = 10.0
+LINE_EVERY_S: Final = 9.5  # with one look's delay, never more than 10
 BAR_WIDTH: Final = 30
 UNKNOWN: Final = ("starting", 0.0)
 
