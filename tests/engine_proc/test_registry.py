@@ -131,8 +131,9 @@ def test_who_computes(
 ) -> None:
     loaders = Loaders(monkeypatch, native_fits=native_fits)
     monkeypatch.setattr(registry, "_NVIDIA_DRIVER", tmp_path / "none")
-    build(tmp_path, **options)
+    core = build(tmp_path, **options)
     assert loaders.asked == asked
+    assert core.model.name == "a-name"
 
 
 def test_native_by_name_does_not_fall_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

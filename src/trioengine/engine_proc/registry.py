@@ -8,6 +8,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from trioengine.checkpoint_files import eos_token_ids
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
@@ -55,6 +57,7 @@ def build_backend(
         model_dir = _require_model_dir(config)
         vocab = DetokenizerVocab.from_dir(model_dir)
         runner = _load_model(model_dir, options, progress)
+    runner.model = msgspec.structs.replace(runner.model, name=config.model_name)
     max_num_seqs = _max_num_seqs(options, runner)
     return EngineCore(
         runner,
@@ -83,7 +86,7 @@ def _load_simulated(
     config: EngineConfig, progress: Progress
 ) -> tuple[ModelRunner, DetokenizerVocab]:
     """Load the pretended model, with the words of a real one where a checkpoint is given."""
-    options, name = config.options, config.model_name
+    options = config.options
     if config.model_dir is None:
         vocab = simulated_vocab(SimScript.from_args(options.engine_args).vocab_size)
         eos_ids: tuple[int, ...] = (SIMULATED_EOS_ID,)
@@ -96,7 +99,6 @@ def _load_simulated(
     ]
     runner = SimModelRunner.load(
         options,
-        name=name,
         vocab_size=vocab.size,
         eos_token_ids=eos_ids,
         speakable=speakable,

@@ -136,12 +136,11 @@ class SimModelRunner:
         eos_token_ids: tuple[int, ...],
         speakable: Iterable[int] | None = None,
         block_size: int = 16,
-        name: str = "sim",
         max_model_len: int | None = None,
     ) -> None:
         self.script = script
         self.model = ModelInfo(
-            name=name,
+            name="sim",
             runner="sim",
             simulated=True,
             max_model_len=min(script.max_model_len, max_model_len or script.max_model_len),
@@ -159,7 +158,6 @@ class SimModelRunner:
         cls,
         options: EngineOptions,
         *,
-        name: str,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         speakable: Iterable[int] | None,
@@ -179,7 +177,6 @@ class SimModelRunner:
             eos_token_ids=eos_token_ids,
             speakable=speakable,
             block_size=options.block_size_tokens,
-            name=name,
             max_model_len=options.max_model_len_tokens,
         )
 
