@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 30.0
-MUCH = b"x" * 10_000_000  # more than any kernel buffer
+MUCH = b"x" * 3_000_000  # more than any kernel buffer
 
 
 @contextmanager
