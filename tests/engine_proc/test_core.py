@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from trioengine.protocol import Add
 from trioengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 PROMPT = [300] * 20
@@ -386,6 +387,51 @@ def test_profile_under_load(tmp_path: Path) -> None:
     assert isinstance(result, dict)
     assert (tmp_path / result["timeline"]).exists()
     assert len(run(core)[1].token_ids) == 18
+
+
+# Cost ----------------------------------------------------------------------------------------
+
+
+def python_calls(action: Callable[[], object]) -> int:
+    """Return how many Python functions ``action`` calls."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def decoding_core(num_seqs: int) -> EngineCore:
+    core, _ = sim_core(SimScript(num_blocks=512, max_model_len=200), max_num_seqs=num_seqs)
+    for request_id in range(num_seqs):
+        params = SamplingParams(max_tokens=100)
+        core.add_request(Add(request_id, [500 + request_id] * 4, params))
+    core.step(list)
+    core.step(list)
+    return core
+
+
+def test_rows_that_only_decode_cost_no_python_before_the_runner() -> None:
+    def calls(num_seqs: int) -> int:
+        core = decoding_core(num_seqs)
+        return python_calls(lambda: core._batch.build(core._schedule()))
+
+    assert calls(8) == calls(64)
+
+
+def test_a_token_costs_few_python_calls() -> None:
+    def calls(num_seqs: int) -> int:
+        core = decoding_core(num_seqs)
+        return python_calls(lambda: core.step(list))
+
+    assert (calls(64) - calls(8)) / (64 - 8) <= 5
 
 
 def test_shutdown_closes_the_runner() -> None:

@@ -87,3 +87,14 @@ def test_it_beats_until_the_end_of_file_then_removes_and_exits(
     assert page.read().last_beat_s > 0
     assert not runtime_dir.exists()
     page.close()
+
+
+def test_a_watch_that_fails_is_an_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    HeartbeatPage.create(tmp_path / "page")
+    page = HeartbeatPage(tmp_path / "page", writable=True)
+    page.close()  # beating on it raises
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(TypeError, match="mmap"):
+        Lifeline(0, page, str(tmp_path / "none"))._watch()
+    assert codes == [1]

@@ -58,10 +58,16 @@ class Lifeline:
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def _watch(self) -> NoReturn:
+        try:
+            self._beat_until_the_end()
+        finally:  # an error too: with nobody watching, this process could outlive its server
+            shutil.rmtree(self._runtime_dir, ignore_errors=True)
+            os._exit(ORPHANED_EXIT_CODE)
+
+    def _beat_until_the_end(self) -> None:
         poller = select.poll()
         poller.register(self._descriptor, select.POLLIN)
         while True:
             self._page.beat()
             if poller.poll(BEAT_S * 1000) and not os.read(self._descriptor, _READ_BYTES):
-                shutil.rmtree(self._runtime_dir, ignore_errors=True)
-                os._exit(ORPHANED_EXIT_CODE)
+                return
