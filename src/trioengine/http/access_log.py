@@ -63,7 +63,7 @@ class AccessRecord:
             self.status, self.outcome = CLIENT_CLOSED_REQUEST, loss
         elif not answered:
             self.status, self.outcome = 500, InternalError.code
-        if self.rule not in QUIET_RULES:
+        if self.rule not in QUIET_RULES and logger.isEnabledFor(logging.INFO):
             logger.info("%s", self.line(), extra={"fields": self.fields()})
 
     def fields(self) -> dict[str, str | int | float]:
