@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from trioengine.version import __version__
+
 if TYPE_CHECKING:
     from trioengine.llm import LLM, Completion, Generation
     from trioengine.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Completion", "Generation", "SamplingParams", "__version__"]
-
-__version__ = "0.1.0"
 
 _HOMES: Final = {
     "LLM": "trioengine.llm",

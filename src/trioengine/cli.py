@@ -15,9 +15,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from trioengine import __version__
 from trioengine.errors import TrioEngineError
 from trioengine.exit_codes import ExitCode, judge_end
+from trioengine.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,7 +163,7 @@ def _run(
     gc.set_threshold(20_000, 10, 50)
     try:
         trio.run(serving)
-    except BaseException as error:
+    except BaseException as error:  # noqa: ASYNC103 - outside Trio: the end becomes a code
         code, cause = judge_end(error)
         if code is ExitCode.UNEXPECTED:
             logging.getLogger(__name__).critical("unexpected error", exc_info=error)

@@ -14,10 +14,12 @@ import mmap
 import os
 import struct
 import time
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Heartbeat", "HeartbeatPage"]
 

@@ -10,8 +10,8 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING
 
-from trioengine import __version__
 from trioengine.errors import UnavailableError
+from trioengine.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import msgspec
 import trio
 from quart import Blueprint, Response
 
-from trioengine import __version__
 from trioengine.engine_status import EngineState
+from trioengine.version import __version__
 
 if TYPE_CHECKING:
     from trioengine.engine_client import EngineClient

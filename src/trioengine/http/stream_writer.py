@@ -132,7 +132,7 @@ class ResponseWriter:
             await self._direct.stream.send_rest(memoryview(pending))
         except trio.BrokenResourceError:
             self._direct.lost("client_disconnect")
-            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC120 - a cancel may take its place
             raise
 
     async def end(self, last: bytes = b"", *, close: bool = False) -> None:
