@@ -206,6 +206,18 @@ async def test_death_during_the_start_is_raised_at_once(
     assert world.last_resort.code == ExitCode.ENGINE_NOT_STARTED
 
 
+async def test_an_engine_that_cannot_be_what_it_is_told_is_a_configuration_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_world(FakeEngine(ready=False)) as world:
+        world.engine.scripted.say(Fatal("no such option", "Traceback …", refused=True))
+        world.engine.die("the engine process exited with status 1")
+        await world.ended.wait()
+    assert type(world.error) is ConfigError
+    assert str(world.error) == "no such option"
+    assert world.last_resort.code == ExitCode.USAGE
+
+
 async def test_a_start_is_given_up_in_time(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(FakeEngine(ready=False), start_timeout_s=60.0) as world:
         await world.ended.wait()

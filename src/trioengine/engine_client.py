@@ -298,7 +298,7 @@ class EngineClient:
             case Progress():
                 self.status.set_progress(message.phase, message.fraction)
             case Fatal():
-                self.status.report_fatal(message.cause, message.traceback)
+                self.status.report_fatal(message.cause, message.traceback, refused=message.refused)
             case Hello() if message.version != PROTOCOL_VERSION:
                 # Strangers are the transport's business; in memory there are none.
                 raise ProtocolError(f"it speaks version {message.version}")

@@ -95,6 +95,7 @@ class EngineStatus:
         dead: Set at the first sign of death; ``reason`` may still improve.
         settled: Set when the cause of death is frozen.
         traceback: The engine's own, with its last word; for the log.
+        refused: Its last word was that it cannot be what it was told to be.
     """
 
     def __init__(self) -> None:
@@ -107,6 +108,7 @@ class EngineStatus:
         self.dead = trio.Event()
         self.settled = trio.Event()
         self.traceback = ""
+        self.refused = False
         self._reports: dict[_Sensor, str] = {}
         self._drained = False
 
@@ -162,10 +164,11 @@ class EngineStatus:
         """Say that it is dead, of this cause and no other."""
         self._report(_Sensor.LAST_WORD, reason)
 
-    def report_fatal(self, cause: str, traceback: str = "") -> None:
-        """Sensor: the engine's own last word."""
+    def report_fatal(self, cause: str, traceback: str = "", *, refused: bool = False) -> None:
+        """Sensor: the engine's own last word; ``refused`` where the configuration is at fault."""
         if self._report(_Sensor.LAST_WORD, cause):
             self.traceback = traceback
+            self.refused = refused
 
     def report_exit(self, reason: str) -> None:
         """Sensor: its process has ended; ``reason`` says how, with its last line of output."""

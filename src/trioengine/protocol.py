@@ -165,10 +165,14 @@ class CallResult(msgspec.Struct, tag="result", array_like=True, frozen=True):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, frozen=True):
-    """The engine ends. ``cause`` is one sentence for people, ``traceback`` for the log."""
+    """The engine ends. ``cause`` is one sentence for people, ``traceback`` for the log.
+
+    ``refused``: what it was told to be cannot be; nothing is broken.
+    """
 
     cause: str
     traceback: str
+    refused: bool = False
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True, frozen=True):

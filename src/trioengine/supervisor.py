@@ -36,8 +36,15 @@ from trioengine.bare_errors import bare_errors
 from trioengine.engine_client import EngineClient
 from trioengine.engine_start import EngineStart, Launch, adopt_process, launch_process
 from trioengine.engine_status import EngineState
-from trioengine.errors import EngineDeadError, EngineStartError, PeerGoneError, UnavailableError
-from trioengine.exit_codes import ExitCode
+from trioengine.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineStartError,
+    PeerGoneError,
+    TrioEngineError,
+    UnavailableError,
+)
+from trioengine.exit_codes import ExitCode, judge_end
 from trioengine.heartbeat_watch import watch_heartbeat
 from trioengine.last_resort import LastResort
 from trioengine.metrics import watch_event_loop
@@ -89,7 +96,8 @@ async def serve(
         task_status: Started with the ``Server`` when it listens; it may not be ready yet.
 
     Raises:
-        ConfigError: The port is taken, or the model cannot be had.
+        ConfigError: The port is taken, the model cannot be had, or the engine cannot be what its
+            options say.
         EngineStartError: The engine did not start.
         EngineDeadError: The engine died.
     """
@@ -104,14 +112,17 @@ async def serve(
         if with_signals
         else contextlib.nullcontext()
     )
-    with bare_errors(), contextlib.closing(server), signals as received:
-        async with trio.open_nursery() as nursery:
-            if received is not None:
-                nursery.start_soon(server.heed_signals, received, nursery.cancel_scope)
-            await server.run(nursery, with_http=with_http, task_status=task_status)
-            nursery.cancel_scope.cancel(reason="the server has stopped")
-        if (death := server.death()) is not None:
-            raise death
+    try:
+        with bare_errors(), contextlib.closing(server), signals as received:
+            async with trio.open_nursery() as nursery:
+                if received is not None:
+                    nursery.start_soon(server.heed_signals, received, nursery.cancel_scope)
+                await server.run(nursery, with_http=with_http, task_status=task_status)
+                nursery.cancel_scope.cancel(reason="the server has stopped")
+    except EngineStartError as error:
+        raise server.death() or error from error.__cause__
+    if (death := server.death()) is not None:
+        raise death
 
 
 class Server:
@@ -160,11 +171,13 @@ class Server:
             raise self.status.refusal() or UnavailableError("starting", code="starting")
         return self._start.tokenizer
 
-    def death(self) -> UnavailableError | None:
+    def death(self) -> TrioEngineError | None:
         """Return what a dead engine makes the server end with; ``None`` where it is not dead."""
         if self.status.state is not EngineState.DEAD:
             return None
-        kind = EngineDeadError if self.status.was_ready else EngineStartError
+        if self.status.was_ready:
+            return EngineDeadError(self.status.reason)
+        kind = ConfigError if self.status.refused else EngineStartError
         return kind(self.status.reason)
 
     def stop(self) -> None:
@@ -280,7 +293,7 @@ class Server:
         await self.status.wait_settled()
         death = self.death() or EngineDeadError(self.status.reason)
         grace_s = self.config.death_grace_s if self.status.was_ready else 0.0
-        code = ExitCode.ENGINE_DIED if self.status.was_ready else ExitCode.ENGINE_NOT_STARTED
+        code, _ = judge_end(death)
         self._last_resort.arm(grace_s + TEARDOWN_S, code=code, cause=death.message)
         logger.error("the engine is dead: %s", death.message)
         await trio.sleep(grace_s)

@@ -96,6 +96,20 @@ def test_a_bad_flag() -> None:
         assert server.last_line == "trioengine: --max-queue: must be a whole number, got 'none'"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (("--engine-args", '{"nope": 1}'), "unknown field `nope`"),
+        (("--max-num-seqs", "4000"), "max_num_batched_tokens (2048) must be at least max_num_seqs"),
+    ],
+)
+def test_what_only_the_engine_can_refuse(arguments: tuple[str, str], cause: str) -> None:
+    with ServerProcess(*arguments) as server:
+        assert server.wait() == 2
+        assert cause in server.last_line
+        assert "Traceback" not in server.text()
+
+
 def test_the_port_is_free_again_at_once_after_a_kill() -> None:
     with ServerProcess() as first:
         port = first.wait_ready().port

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -41,8 +40,10 @@ def main() -> int:
             channel.greet(config.token)
             return _serve(config, channel, page)
         except Exception as error:
-            traceback.print_exc()  # the frame may find nobody, the captured pipe is read to its end
-            channel.send(fatal_from(error))
+            last_word = fatal_from(error)
+            # The frame may find nobody, the captured pipe is read to its end.
+            sys.stderr.write(f"{last_word.cause}\n" if last_word.refused else last_word.traceback)
+            channel.send(last_word)
             return FAILED
 
 

@@ -19,7 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Protocol
 
 from trioengine.engine_proc.profiling import StepTimeline
-from trioengine.errors import ProtocolError, TrioEngineError
+from trioengine.errors import ConfigError, ProtocolError, TrioEngineError
 from trioengine.protocol import (
     Abort,
     Accepted,
@@ -185,7 +185,8 @@ class EngineLoop:
 
 def fatal_from(error: BaseException) -> Fatal:
     """Return the last word about an error: one sentence, and the traceback for the log."""
-    return Fatal(_sentence(error), "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
+    return Fatal(_sentence(error), trace, refused=isinstance(error, ConfigError))
 
 
 def _sentence(error: BaseException) -> str:
