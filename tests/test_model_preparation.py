@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-import trio.testing
 
 from helpers.server_process import process_lives, wait_until
 from trioengine.errors import ConfigError, EngineStartError
@@ -35,10 +34,12 @@ class Told:
     def __init__(self) -> None:
         self.progress: list[tuple[str, float]] = []
         self.output = b""
+        self.first = trio.Event()
 
     async def prepare(self, script: str, patience_s: float = 20.0) -> Path:
         def tell(phase: str, fraction: float) -> None:
             self.progress.append((phase, fraction))
+            self.first.set()
 
         def take(data: bytes) -> None:
             self.output += data
@@ -57,7 +58,7 @@ async def test_progress_is_told_and_the_directory_returned() -> None:
     )
     assert str(path) == "/models/a-model"
     assert told.progress == [("fetching", 0.0), ("fetching", 0.5), ("converting", 1.0)]
-    assert told.output == b"a word\n"
+    assert told.output == b""
 
 
 async def test_a_model_that_cannot_be_had_is_told_in_the_childs_words() -> None:
@@ -69,6 +70,14 @@ async def test_a_model_that_cannot_be_had_is_told_in_the_childs_words() -> None:
 async def test_a_checkpoint_that_does_not_load_is_a_failed_start() -> None:
     with pytest.raises(EngineStartError, match=r"^it is damaged$"):
         await Told().prepare("sys.stderr.write('it is damaged'); sys.exit(4)")
+
+
+async def test_what_the_child_did_not_foresee_is_shown_whole() -> None:
+    told = Told()
+    with pytest.raises(EngineStartError, match=r"^KeyError: 'x'$"):
+        await told.prepare("{}['x']")
+    assert told.output.startswith(b"Traceback")
+    assert told.output.endswith(b"KeyError: 'x'\n")
 
 
 async def test_a_child_that_breaks_off_in_silence() -> None:
@@ -89,11 +98,10 @@ async def test_a_child_that_only_repeats_itself_makes_no_progress() -> None:
 
 async def test_cancelled_it_leaves_no_child_behind() -> None:
     told = Told()
-    script = "print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"
+    script = "say(phase='pid', fraction=os.getpid()); time.sleep(60)"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(told.prepare, script)
-        while not told.output.endswith(b"\n"):
-            await trio.testing.wait_all_tasks_blocked()
+        await told.first.wait()
         nursery.cancel_scope.cancel()
-    pid = int(told.output)
+    pid = int(told.progress[0][1])
     wait_until(lambda: not process_lives(pid), what="the child is gone")

@@ -36,6 +36,7 @@ EPILOG: Final = (
     "engine died, 4 the engine did not start."
 )
 LAST_WORDS_S: Final = 0.5
+FETCH_PATIENCE_S: Final = 600.0  # without any progress
 INTERRUPTED: Final = 130  # as shells have it: 128 and the number of SIGINT
 
 
@@ -186,17 +187,27 @@ def _list_models(options: argparse.Namespace) -> int:
 
 
 def _fetch_model(options: argparse.Namespace) -> int:
+    from functools import partial
+
+    import trio
+
     from trioengine import log
-    from trioengine.models_command import fetch_model
+    from trioengine.model_preparation import prepare_in_child
+    from trioengine.models import resolve_model
     from trioengine.progress_display import Narrator, terminal_drawer
 
+    resolve_model(options.name)  # what is not there needs no child to say so
     log.configure("text", "info")
-    narrator = Narrator(terminal_drawer(log.sink().show_status))
+    sink = log.sink()
+    narrator = Narrator(terminal_drawer(sink.show_status))
     try:
-        path = fetch_model(options.name, narrator.tell)
+        path = trio.run(
+            partial(prepare_in_child, patience_s=FETCH_PATIENCE_S),
+            *(options.name, narrator.tell, sink.write),
+        )
     finally:
         narrator.end()
-        log.sink().close(LAST_WORDS_S)
+        sink.close(LAST_WORDS_S)
     print(path)
     return ExitCode.ASKED
 

@@ -24,6 +24,7 @@ __all__ = ["prepare_in_child"]
 CHILD_ARGV: Final = (sys.executable, "-P", "-m", "trioengine.models_child", "--lifeline")
 LIFELINE_S: Final = 1.0  # from cutting the lifeline to SIGKILL
 REAP_S: Final = 3.0
+TRACE_LINES: Final = 200
 
 
 async def prepare_in_child(
@@ -39,7 +40,8 @@ async def prepare_in_child(
     Args:
         name: The model, as the user gave it.
         progress: Told of phase and fraction.
-        pass_through: Takes what the child writes on standard error; never waits.
+        pass_through: Takes what the child has written on standard error, where it ended in a way
+            that it did not foresee; never waits.
         patience_s: Longest time without any progress.
         argv: What to run; tests run other things.
 
@@ -47,16 +49,20 @@ async def prepare_in_child(
         ConfigError: The model cannot be had; the child's own sentence.
         EngineStartError: It does not load, or the child broke off or got stuck.
     """
-    tail = OutputTail()
+    tail = OutputTail(max_lines=TRACE_LINES)
     with bare_errors():
         async with _running([*argv, name]) as child, trio.open_nursery() as nursery:
-            nursery.start_soon(_pump, _pipe(child.stderr), tail, pass_through)
+            nursery.start_soon(_pump, _pipe(child.stderr), tail)
             model_dir = await _follow(_pipe(child.stdout), progress, patience_s)
             returncode = await child.wait()
     if returncode == ExitCode.ASKED and model_dir is not None:
         return Path(model_dir)
-    last = (tail.lines() or [f"the preparation of model {name!r} {describe_exit(returncode)}"])[-1]
-    raise ConfigError(last) if returncode == ExitCode.USAGE else EngineStartError(last)
+    lines = tail.lines() or [f"the preparation of model {name!r} {describe_exit(returncode)}"]
+    if returncode == ExitCode.USAGE:
+        raise ConfigError(lines[-1])
+    if returncode != ExitCode.ENGINE_NOT_STARTED:
+        pass_through("".join(f"{line}\n" for line in lines).encode())
+    raise EngineStartError(lines[-1])
 
 
 @asynccontextmanager
@@ -111,12 +117,9 @@ class _Line(msgspec.Struct):
     model_dir: str | None = None
 
 
-async def _pump(
-    output: trio.abc.ReceiveStream, tail: OutputTail, pass_through: Callable[[bytes], None]
-) -> None:
+async def _pump(output: trio.abc.ReceiveStream, tail: OutputTail) -> None:
     while data := bytes(await output.receive_some()):
         tail.feed(data)
-        pass_through(data)
 
 
 def _pipe(stream: trio.abc.ReceiveStream | None) -> trio.abc.ReceiveStream:
