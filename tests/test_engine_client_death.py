@@ -282,7 +282,7 @@ async def test_call_that_the_engine_never_answers_ends_with_it(autojump_clock: M
 
         @nursery.start_soon
         async def call() -> None:
-            with pytest.raises(EngineDeadError, match="SIGKILL"):
+            with trio.fail_after(1000), pytest.raises(EngineDeadError, match="SIGKILL"):
                 await client.call("stop_profile", {})
 
         await wait_all_tasks_blocked()

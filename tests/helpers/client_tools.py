@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from helpers.stepped_engine import SteppedEngine
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from trioengine.engine_proc.sim_runner import SimScript
     from trioengine.errors import TrioEngineError
     from trioengine.request_stream import RequestStream
+
+PATIENCE_S = 1000.0  # of mock time: who would wait for ever fails instead
 
 __all__ = ["engine_runs", "fails_with", "read_all", "stepped"]
 
@@ -30,10 +33,11 @@ def stepped(script: SimScript | None = None, *, max_num_seqs: int = 8) -> Steppe
 async def read_all(stream: RequestStream) -> list[int]:
     """Return the number of tokens of each sequence, having checked that all ended by length."""
     counts = [0] * len(stream.sequences)
-    while not stream.finished:
-        for index, output in await stream.receive():
-            counts[index] += len(output.token_ids)
-            assert output.finish_reason in (None, FinishReason.LENGTH)
+    with trio.fail_after(PATIENCE_S):
+        while not stream.finished:
+            for index, output in await stream.receive():
+                counts[index] += len(output.token_ids)
+                assert output.finish_reason in (None, FinishReason.LENGTH)
     return counts
 
 
