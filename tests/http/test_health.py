@@ -68,6 +68,21 @@ async def test_draining_is_live(autojump_clock: MockClock) -> None:
         assert (await world.api.get("/health")).json["status"] == "draining"
 
 
+async def test_a_death_that_has_just_been_seen_is_told_with_its_cause(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world, trio.open_nursery() as nursery:
+
+        async def learn() -> None:
+            await trio.sleep(0.01)
+            world.client.status.report_exit("killed by SIGKILL")
+
+        world.client.status.report_peer_gone()
+        nursery.start_soon(learn)
+        call = await world.api.get("/health")
+        assert (call.status, call.json["reason"]) == (503, "killed by SIGKILL")
+
+
 async def test_dead_says_why(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         world.engine.crash()
