@@ -15,6 +15,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.5.1"
+nox.options.error_on_missing_interpreters = False  # nobody need have all three
 nox.options.sessions = [
     "lint", "typing", "layers", "tests", "property", "integration", "tests_without_torch",
 ]  # fmt: skip
@@ -22,6 +23,7 @@ nox.options.sessions = [
 ROOT = Path(__file__).parent
 SHARED_ENV = ROOT / ".nox" / "shared"
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+MINORS = ("3.11", "3.12", "3.13")
 LOWEST = ("trio", "quart-trio", "hypercorn", "pyzmq", "msgspec")
 SERIAL = ("--durations=10", "-q")
 FLAKE8_ASYNC = (
@@ -31,6 +33,17 @@ FLAKE8_ASYNC = (
     "--disable=ASYNC109,ASYNC124,ASYNC128",
     "--startable-in-context-manager=serve_http,run_incarnation,run,_serve,_serve_http",
 )
+
+
+def offer_pyenv_versions() -> None:
+    """Name the Pythons that pyenv has: it hides those which are not its user's default."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [path.name for minor in MINORS for path in sorted(versions.glob(f"{minor}.*"))[-1:]]
+    if found:
+        os.environ.setdefault("PYENV_VERSION", ":".join(found))
+
+
+offer_pyenv_versions()
 
 
 def group(*names: str) -> list[str]:
@@ -103,7 +116,7 @@ def integration(session: nox.Session) -> None:
     pytest(session, "tests/integration", "-m", "not soak and not gpu")
 
 
-@nox.session(python=["3.12", "3.13"])
+@nox.session(python=MINORS[1:])
 def tests_without_torch(session: nox.Session) -> None:
     """The other Pythons, on the simulated engine, with neither torch nor transformers."""
     session.install("-q", *group("runtime-without-torch", "test"))
