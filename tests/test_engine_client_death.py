@@ -12,7 +12,7 @@ from helpers.client_tools import fails_with, stepped
 from helpers.scripted_engine import ScriptedEngine, ask, delta, open_client, open_stream
 from trioengine.engine_client import EngineClient
 from trioengine.engine_proc.sim_runner import SimScript
-from trioengine.engine_status import SETTLE_S, EngineState
+from trioengine.engine_status import EngineState
 from trioengine.errors import (
     EngineDeadError,
     EngineStartError,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 STOP, ABORT, ERROR = FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR
 
+
+SETTLE_S = 0.05  # the contract
 
 # Death --------------------------------------------------------------------------------------
 

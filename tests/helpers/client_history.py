@@ -39,11 +39,12 @@ from trioengine.errors import (
     TrioEngineError,
     UnavailableError,
 )
-from trioengine.protocol import Abort, Add, EngineStats, Outputs
+from trioengine.protocol import Add, EngineStats, Outputs
 from trioengine.sampling_params import SamplingParams
+from trioengine.sequence import SequenceState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from trioengine.outputs import FinishReason
     from trioengine.protocol import ClientMessage
@@ -112,11 +113,11 @@ class Pass:
     seconds: float
 
 
+@dataclasses.dataclass(frozen=True)
 class Step:
-    """The engine runs one turn."""
+    """The engine runs some turns before anybody else gets to run."""
 
-    def __repr__(self) -> str:
-        return "Step()"
+    turns: int
 
 
 class Drain:
@@ -144,19 +145,25 @@ operation = one_of(
     builds(HangUpWithin, integers(0, 9), sampled_from(PHASES)),
     builds(Read, integers(0, 9)),
     builds(Pass, floats(0.0, 4.0)),
-    *[just(Step())] * 7,
+    builds(Step, integers(1, 4)),
+    builds(Step, integers(1, 12)),
     just(Drain()),
 )
 histories = lists(operation, min_size=10, max_size=50)
 
 
 class RecordingEngine(SteppedEngine):
-    """Counts what was added and ended, and asserts that an abort frees before scheduling."""
+    """Counts what was added and ended, and checks that an abort frees before the next schedule.
 
-    def __init__(self) -> None:
+    ``unwanted`` are the ids that the client wants aborted when a turn begins.
+    """
+
+    def __init__(self, unwanted: Callable[[], set[int]]) -> None:
         self.added: list[int] = []
         self.terminals: collections.Counter[int] = collections.Counter()
+        self.said: collections.defaultdict[int, str] = collections.defaultdict(str)
         self.last_stats = EngineStats()
+        self._unwanted = unwanted
         self._looked_at = 0
         super().__init__(
             SimScript(num_blocks=NUM_BLOCKS, max_model_len=NUM_BLOCKS * 16),
@@ -171,13 +178,8 @@ class RecordingEngine(SteppedEngine):
             self.added.append(message.request_id)
 
     def turn(self) -> None:
-        aborted = {
-            request_id
-            for message in self.sent
-            if isinstance(message, Abort)
-            for request_id in message.request_ids
-        }
-        self.at("commands", lambda: self._check_freed(aborted))
+        unwanted = self._unwanted()
+        self.at("commands", lambda: self._check_freed(unwanted))
         super().turn()
         self._look_at_news()
 
@@ -187,13 +189,13 @@ class RecordingEngine(SteppedEngine):
         for message in news:
             if isinstance(message, Outputs):
                 self.last_stats = message.stats
-                self.terminals.update(
-                    delta.request_id for delta in message.deltas if delta.finish_reason is not None
-                )
+                for delta in message.deltas:
+                    self.said[delta.request_id] += delta.text
+                    self.terminals[delta.request_id] += delta.finish_reason is not None
 
-    def _check_freed(self, aborted: set[int]) -> None:
-        if not aborted.isdisjoint(self.live):
-            raise AssertionError(f"{aborted & self.live} hold blocks after their abort was read")
+    def _check_freed(self, unwanted: set[int]) -> None:
+        if not unwanted.isdisjoint(self.live):
+            raise AssertionError(f"{unwanted & self.live} hold blocks when a step is scheduled")
 
 
 class Client:
@@ -243,11 +245,19 @@ class World:
 
     def __init__(self, client: EngineClient, nursery: trio.Nursery) -> None:
         self.client = client
-        self.engine = RecordingEngine()
+        self.engine = RecordingEngine(self.unwanted)
         self.requests: list[Client] = []
         self.refusals: list[tuple[TrioEngineError, bool]] = []  # and whether it was dead
         self.shut_down = False
         self.nursery = nursery
+
+    def unwanted(self) -> set[int]:
+        return {
+            sequence.request_id
+            for request in self.requests
+            for sequence in request.stream.sequences
+            if sequence.state is SequenceState.ABORTING
+        }
 
     async def apply(self, operation: Operation) -> None:
         """Carry out one operation and let everything run that can."""
@@ -265,10 +275,25 @@ class World:
             case Pass():
                 await trio.sleep(operation.seconds)
             case Step():
-                self.engine.turn()
+                for _ in range(operation.turns):
+                    self.engine.turn()
             case Drain():
                 self.drain()
         await wait_all_tasks_blocked()
+        self.check_promptness()
+
+    def check_promptness(self) -> None:
+        """Nobody waits who could be with the engine, and nobody waits too long."""
+        client, now_s = self.client, trio.current_time()
+        if client.status.dead.is_set():
+            return
+        assert not client._table._queue or client._table.num_sent == client._room
+        for request in self.requests:
+            stream = request.stream
+            if stream.num_live and stream.aborted_s is None:
+                assert request.deadline_s is None or now_s <= request.deadline_s
+            if stream.num_queued:
+                assert now_s <= stream.opened_s + MAX_QUEUE_TIME_S
 
     def pick(self, index: int) -> Client:
         return self.requests[index % len(self.requests)]

@@ -97,6 +97,7 @@ def check_nothing_is_left(world: World) -> None:
 def check_engine(world: World) -> None:
     """One terminal for each Add, none without; every block free again."""
     engine = world.engine
+    assert not world.client.status.dead.is_set()
     assert engine.terminals == collections.Counter(engine.added)
     assert engine.live == frozenset()
     assert engine.free_blocks == NUM_BLOCKS
