@@ -8,11 +8,13 @@ the call returns. Nothing here sleeps: tests wait for bytes, for the end, or for
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -24,15 +26,33 @@ from trioengine.config import ServerConfig
 from trioengine.http.server import HttpServer, ServerHooks, serve_http
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
     from trioengine.http.limits import Limits
 
-__all__ = ["RawClient", "RawResponse", "RunningServer", "request", "running", "wall_clock_limit"]
+__all__ = [
+    "TLS",
+    "RawClient",
+    "RawResponse",
+    "RunningServer",
+    "request",
+    "running",
+    "wall_clock_limit",
+    "with_tls",
+]
 
+TLS = Path(__file__).parent / "tls"
 PATIENCE_S = 20.0  # a bound for a loaded machine, not an expectation
+
+
+def with_tls() -> dict[str, Any]:
+    """Return the arguments of ``running`` for a server, and clients, that speak TLS."""
+    cert = str(TLS / "cert.pem")
+    return {
+        "client_tls": ssl.create_default_context(cafile=cert),
+        "ssl_certfile": cert,
+        "ssl_keyfile": str(TLS / "key.pem"),
+    }
 
 
 def request(

@@ -13,10 +13,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from helpers.demo_app import DemoApp
-from helpers.raw_http import RawClient, request, running
+from helpers.raw_http import RawClient, request, running, with_tls
 from trioengine.http.limits import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LIMITS = Limits()
@@ -208,3 +209,72 @@ async def test_an_owner_that_fails_to_clean_up_hurts_nobody(
         assert "failed to clean up" in caplog.text
         async with await world.connect() as other:
             assert (await other.exchange(request())).body == b"ok"
+
+
+# TLS ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leave", [RawClient.close, RawClient.half_close, RawClient.reset])
+@pytest.mark.parametrize("hidden_by", [b"", request()], ids=["", "pipelined"])
+async def test_a_disconnect_under_tls_is_seen(
+    leave: Callable[[RawClient], None], hidden_by: bytes, mock_clock: MockClock
+) -> None:
+    app = DemoApp()
+    async with (
+        running(app, **with_tls()) as world,
+        await world.connect() as client,
+    ):
+        await client.send(request("POST", "/wait", body=b"x") + hidden_by)
+        await app.expect("started /wait", "waiting")
+        await wait_all_tasks_blocked()
+        leave(client)
+        await app.expect("ended: client_disconnect")
+        await world.all_closed()
+
+
+async def test_a_client_that_does_not_read_is_cut_off_under_tls(mock_clock: MockClock) -> None:
+    app = DemoApp()
+    async with (
+        running(app, **with_tls()) as world,
+        await world.connect(receive_buffer=4096) as client,
+    ):
+        await client.send(request("POST", "/flood", body=b"x"))
+        await app.expect("started /flood")
+        await wait_all_tasks_blocked(0.05)  # until all buffers are full
+        mock_clock.jump(LIMITS.slow_client_timeout_s + 0.1)
+        await app.expect("ended: slow_client")
+        await world.all_closed()
+
+
+async def test_the_end_of_a_tls_session_is_said() -> None:
+    """So that an answer whose end is the connection's cannot be cut short by somebody between."""
+    app = DemoApp()
+    async with (
+        running(app, **with_tls()) as world,
+        await world.connect() as client,
+    ):
+        await client.send(request("GET", "/ok", version="1.0"))
+        assert (await client.read_to_end()).endswith(b"ok")  # would raise without the farewell
+
+
+async def test_who_does_not_speak_tls_is_dropped(mock_clock: MockClock) -> None:
+    async with running(DemoApp(), **with_tls()) as world:
+        world.tls = None
+        async with await world.connect() as silent, await world.connect() as plain:
+            await plain.send(request())
+            await plain.read_to_end()  # perhaps an alert, then the end
+            while world.server.open_connections != 1:
+                await world.changed.park()
+            mock_clock.jump(LIMITS.handshake_s + 0.1)
+            assert await silent.read_to_end() == b""
+            await world.all_closed()
+
+
+async def test_a_handshake_does_not_hold_up_the_shutdown(mock_clock: MockClock) -> None:
+    async with running(DemoApp(), **with_tls()) as world:
+        world.tls = None
+        async with await world.connect():
+            while not world.server.open_connections:
+                await world.changed.park()
+            world.server.begin_shutdown()
+            await world.all_closed()

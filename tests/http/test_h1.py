@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.demo_app import DemoApp
-from helpers.raw_http import request, running
+from helpers.raw_http import RawClient, request, running
 from trioengine.http.limits import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 CHUNKED = "Transfer-Encoding: chunked"
@@ -198,3 +203,62 @@ async def test_a_stream_that_fails_is_cut_without_its_terminator(uds: Path) -> N
                 data = await client.read_to_end()
                 assert b"half" in data
                 assert not data.endswith(b"0\r\n\r\n")
+
+
+PIECES = st.binary(max_size=20) | st.sampled_from(
+    [
+        b"GET /ok HTTP/1.1\r\nHost: x\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\n",
+        b"POST /refuse HTTP/1.1\r\nHost: x\r\n",
+        b"POST /stream HTTP/1.0\r\n",
+        b"HEAD /boom HTTP/1.1\r\nHost: x\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"Connection: close\r\n",
+        b"Content-Length: 5\r\n",
+        b"Expect: 100-continue\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+        b"Upgrade: h2c\r\n",
+        b"5\r\nhello\r\n",
+        b"0\r\n\r\n",
+        b"hello",
+        b"\r\n",
+        b"\r\n\r\n",
+    ]
+)
+
+
+@pytest.mark.slow
+@given(
+    pieces=st.lists(PIECES, max_size=12),
+    leave=st.sampled_from([RawClient.close, RawClient.half_close, RawClient.reset]),
+)
+def test_whatever_a_client_says_it_hurts_nobody(
+    pieces: list[bytes], leave: Callable[[RawClient], None]
+) -> None:
+    logged: list[logging.LogRecord] = []
+
+    class Listen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record)
+
+    async def say_it() -> None:
+        async with running(DemoApp()) as world:
+            async with await world.connect() as client:
+                with contextlib.suppress(trio.BrokenResourceError):
+                    for piece in pieces:
+                        await client.send(piece)
+                        await trio.testing.wait_all_tasks_blocked()
+                with contextlib.suppress(OSError):  # the server has closed first
+                    leave(client)
+                await world.all_closed()
+            async with await world.connect() as other:
+                assert (await other.exchange(request())).body == b"ok"
+
+    logger, handler = logging.getLogger("trioengine.http.server"), Listen()
+    logger.addHandler(handler)
+    try:
+        trio.run(say_it)
+    finally:
+        logger.removeHandler(handler)
+    assert not logged

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from helpers.raw_http import TLS
 from trioengine.config import ServerConfig
 from trioengine.errors import ConfigError
 from trioengine.http.listeners import SEND_BUFFER_BYTES, Listener, open_listeners
 
-TLS = Path(__file__).parent.parent / "helpers" / "tls"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 async def listen(**config: Any) -> list[Listener]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,20 +11,15 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from helpers.demo_app import DemoApp
-from helpers.raw_http import request, running, wall_clock_limit
+from helpers.raw_http import request, running, wall_clock_limit, with_tls
 from trioengine.http.connection import current_request
 from trioengine.http.limits import Limits
 from trioengine.http.stream_writer import response_writer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quart import Response
-
-TLS = Path(__file__).parent.parent / "helpers" / "tls"
-SERVER_TLS = {"ssl_certfile": str(TLS / "cert.pem"), "ssl_keyfile": str(TLS / "key.pem")}
-
-
-def client_tls() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(TLS / "cert.pem"))
 
 
 def where(kind: str, tmp_path: Path) -> dict[str, Any]:
@@ -34,7 +27,7 @@ def where(kind: str, tmp_path: Path) -> dict[str, Any]:
     if kind == "unix":
         return {"uds": tmp_path / "s"}
     if kind == "tls":
-        return {"client_tls": client_tls(), **SERVER_TLS}
+        return with_tls()
     return {}
 
 

@@ -1,6 +1,6 @@
 """The sockets that the server listens on, bound by us so that their options are ours.
 
-Accepted sockets inherit what is set on a listener: ``TCP_USER_TIMEOUT`` ends a connection whose
+Accepted TCP sockets inherit what is set on a listener: ``TCP_USER_TIMEOUT`` ends a connection whose
 data nobody acknowledges (also after we have closed it, when only the kernel still holds data for
 it), keep-alive probes find a client whose machine has gone without a word, and a bounded send
 buffer keeps a thousand clients that do not read from filling the memory.
@@ -133,7 +133,6 @@ def _listen_unix(path: Path, tls: ssl.SSLContext | None) -> Listener:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         sock.bind(str(path))
         _listen(sock)
     except OSError as error:

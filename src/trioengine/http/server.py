@@ -216,6 +216,17 @@ class HttpServer:
         await trio.sleep(_STARVED_S)
 
     async def _serve_client(self, sock: socket.socket, address: Any, listener: Listener) -> None:
+        """Serve one connection. Whatever goes wrong in it, it is the only one that ends."""
+        try:
+            await self._serve_connection(sock, address, listener)
+        except* Exception:
+            logger.exception("the connection from %s failed; the others go on", address or "a peer")
+        finally:
+            sock.close()
+
+    async def _serve_connection(
+        self, sock: socket.socket, address: Any, listener: Listener
+    ) -> None:
         stream = ClientStream(
             sock,
             address[:2] if listener.path is None else None,
@@ -230,8 +241,6 @@ class HttpServer:
         self._hooks.connections(len(self._connections))
         try:
             await connection.run()
-        except* Exception:
-            logger.exception("connection %r failed; the others go on", connection)
         finally:
             self._connections.discard(connection)
             self._hooks.connections(len(self._connections))
