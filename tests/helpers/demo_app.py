@@ -127,6 +127,16 @@ async def _broken_stream(app: DemoApp, request: OwnedRequest) -> Response:
     return writer.response
 
 
+async def _linger(app: DemoApp, request: OwnedRequest) -> Response:
+    """Answer, and then find no end."""
+    writer = response_writer(request)
+    await writer.start(200, EVENT_STREAM)
+    await writer.end()
+    app.say("answered")
+    await app.release.wait()
+    return writer.response
+
+
 async def _flood(app: DemoApp, request: OwnedRequest) -> Response:
     writer = response_writer(request)
     await writer.start(200, EVENT_STREAM)
@@ -162,6 +172,7 @@ ROUTES: dict[str, Handler] = {
     "/stream": _stream,
     "/last-words": _last_words,
     "/broken-stream": _broken_stream,
+    "/linger": _linger,
     "/flood": _flood,
     "/generate": _generate,
     "/broken-generator": _broken_generator,

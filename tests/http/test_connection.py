@@ -13,7 +13,8 @@ from quart import Quart, Response
 
 from helpers.demo_app import DemoApp
 from helpers.raw_http import RawClient, request, running, wall_clock_limit
-from trioengine.http.connection import current_request, own_connections
+from trioengine.http.connection import OwnedRequest, current_request, own_connections
+from trioengine.http.stream_writer import response_writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -155,6 +156,33 @@ async def test_a_client_may_go_once_it_has_the_last_byte_of_a_known_length(
         app.release.set()
         await app.expect("ended: None")
         await world.all_closed()
+
+
+async def test_a_handler_that_goes_on_after_its_end_does_not_touch_the_next_request(
+    tmp_path: Path,
+) -> None:
+    app = DemoApp()
+    ended: list[OwnedRequest] = []
+
+    @app.get("/ends-twice")
+    async def ends_twice() -> Response:
+        request_ = current_request()
+        writer = response_writer(request_)
+        await writer.start(200, {})
+        await writer.end()
+        ended.append(request_)
+        await app.release.wait()
+        return writer.response
+
+    async with running(app, uds=tmp_path / "s") as world:
+        client = await world.connect()
+        await client.exchange(request("GET", "/ends-twice"))
+        await client.send(request("POST", "/wait", body=b"x") + b"?")
+        await app.expect("started /wait", "waiting")
+        ended[0].end()
+        await trio.testing.wait_all_tasks_blocked()
+        client.close()
+        await app.expect("ended: client_disconnect")
 
 
 async def test_under_another_server_the_owner_hears_of_asgis_disconnect() -> None:

@@ -272,6 +272,7 @@ STUCK: dict[str, bytes] = {
     "waiting": request("POST", "/wait", body=b"x"),
     "not reading": request("POST", "/flood", body=b"x"),
     "not reading, pipelined": request("POST", "/flood", body=b"x") + b"?",
+    "answered, handler goes on": request("POST", "/linger", body=b"x"),
     "half a head": b"GET /o",
     "half a body": request("POST", "/wait", "Content-Length: 10"),
     "refused, still sending": request("POST", "/refuse", "Content-Length: 10"),

@@ -87,9 +87,9 @@ class OwnedRequest(TrioRequest):
 
     def end(self) -> None:
         """Note that the answer is whole once what is being sent has been. Idempotent."""
+        if not self.ending and self.connection is not None:
+            self.connection.detach()  # once: the next request may be on it already
         self.ending = True
-        if self.connection is not None:
-            self.connection.detach()
 
 
 class OwnedHTTPConnection(TrioASGIHTTPConnection):
