@@ -222,7 +222,7 @@ def reference_logits(model: Any, tokens: Sequence[int], num_rows: int) -> npt.ND
 
 
 def reference_generate(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Return the greedy output of transformers' own ``generate``."""
+    """Return the greedy output of transformers' own ``generate``, which ends at the end token."""
     import torch
 
     ids = torch.tensor([list(prompt)])
@@ -231,7 +231,6 @@ def reference_generate(model: Any, prompt: Sequence[int], num_tokens: int) -> li
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
             do_sample=False,
         )
     tokens: list[int] = out[0, len(prompt) :].tolist()

@@ -92,6 +92,15 @@ TINY: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             **_SLIDING,
         },
     ),
+    "granite-scales": (
+        "Granite",
+        {
+            "attention_multiplier": 0.6,
+            "logits_scaling": 0.5,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.8,
+        },
+    ),
     "smollm3-nope": ("SmolLM3", {"no_rope_layers": [1, 0]}),
     "deepseek-v3-mla": (
         "DeepseekV3",

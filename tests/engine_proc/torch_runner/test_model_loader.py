@@ -159,8 +159,11 @@ def test_absent_weights_are_refused(checkpoints: Checkpoints, tmp_path: Path) ->
 
 
 def test_pickled_weights_are_not_touched(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
     directory = copy_with(checkpoints, tmp_path)
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    weights: Any = load(checkpoints("llama-mha")).network
+    torch.save(weights.state_dict(), directory / "pytorch_model.bin")
     with pytest.raises(EngineStartError, match="does not load"):
         load(directory)
 
@@ -217,6 +220,13 @@ def test_attention_outside_the_registry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="GPTNeoForCausalLM does not run") as caught:
         load(tmp_path)
     assert one_line(caught.value)
+
+
+def test_rotary_frequencies_are_pinned(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    save_tiny(tmp_path, "llama-mha", rope_parameters=rope)
+    network: Any = load(tmp_path).network
+    assert network.model.rotary_emb.rope_type != "dynamic"
 
 
 def test_a_tied_head_is_not_a_missing_weight(tmp_path: Path) -> None:

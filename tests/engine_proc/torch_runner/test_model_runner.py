@@ -306,6 +306,8 @@ def test_close_frees_weights_and_cache_and_is_idempotent(
     import gc
     import weakref
 
+    torch = pytest.importorskip("torch")
+
     runner: TorchModelRunner = open_runner("llama-mha")
     runner.call("start_profile", {"profile_dir": str(tmp_path)})
     network = runner._network
@@ -318,6 +320,7 @@ def test_close_frees_weights_and_cache_and_is_idempotent(
     gc.collect()
     assert weight() is None
     assert cache() is None
+    assert not torch.autograd._profiler_enabled()  # the profile that nobody stopped
     assert not traces(tmp_path)
     with pytest.raises(RuntimeError, match="closed"):
         runner.execute(one_chunk(prompt(20), [19]))

@@ -75,8 +75,8 @@ def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     torch = pytest.importorskip("torch")
     from trioengine.engine_proc.torch_runner.sampler import sample as sample_
 
-    logits = torch.from_numpy(some_logits(4, 300)).bfloat16()
-    rows = [Sampling(temperature=0.7, top_p=0.9, seed=seed) for seed in range(4)]
+    logits = torch.from_numpy(some_logits(200, 300, spread=0.5)).bfloat16()
+    rows = [Sampling(temperature=0.7, top_p=0.9, seed=seed) for seed in range(200)]
     assert sample_(logits, sampling_rows(rows)).tolist() == sample(logits.float().numpy(), rows)
 
 

@@ -72,6 +72,35 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_without_spinning_unless_told_otherwise(
+    given: str | None, expected: str
+) -> None:
+    code = (
+        "import os, pathlib, sys\n"
+        "from trioengine.config import EngineOptions\n"
+        "from trioengine.engine_proc import torch_runner\n"
+        "sys.modules['torch'] = None\n"  # the import that must find it set
+        "try:\n"
+        "    torch_runner.load(pathlib.Path('.'), EngineOptions(), lambda *progress: None)\n"
+        "except ImportError:\n"
+        "    print(os.environ['OMP_WAIT_POLICY'])\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    if given is not None:
+        environment["OMP_WAIT_POLICY"] = given
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment,
+    )
+    assert done.stdout.strip() == expected
+
+
+@pytest.mark.process
 def test_importing_the_package_imports_no_torch() -> None:
     code = (
         "import sys, trioengine.engine_proc.torch_runner;"

@@ -120,8 +120,6 @@ class TorchModelRunner:
     def close(self) -> None:
         """Free weights and cache. Idempotent; nothing may be computed afterwards."""
         self._profiler.discard()
-        if self._network is not None:
-            bind(self._network, PagedAttention([]))  # the modules must not keep the cache alive
         self._network = None
         self._attention = PagedAttention([])
         if self._device.type == "cuda":

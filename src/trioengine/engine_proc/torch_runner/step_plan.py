@@ -34,7 +34,7 @@ class DecodeGroup:
 
     Attributes:
         tokens: Their flat token indices, a slice where they are neighbours, else int64 ``[b]``.
-        blocks: int64 ``[b, n]``; padding is block 0.
+        blocks: int64 ``[b, n]``; padding is a sequence's own first block.
         mask: Additive ``[b, 1, 1, n · block_size]``: 0 or -inf.
     """
 
@@ -144,11 +144,10 @@ class StepPlan:
     ) -> DecodeGroup:
         columns = first_blocks[:, None] + np.arange(width)
         used = columns * self._block_size < ends[:, None]
-        columns = np.where(used, columns, 0)
-        tables = self._batch.block_tables[rows[:, None], columns].astype(np.int64)
+        tables = self._batch.block_tables[rows[:, None], np.where(used, columns, 0)]
         return DecodeGroup(
             tokens=_indices(self._batch.query_start[rows].astype(np.int64), self._device),
-            blocks=to_device(np.where(used, tables, 0), self._device),
+            blocks=to_device(tables.astype(np.int64), self._device),
             mask=self._decode_mask(first_blocks * self._block_size, starts, ends, width),
         )
 
