@@ -163,8 +163,8 @@ Source to_source(const AnyArray& array, SourceType type, int64_t columns) {
   return {static_cast<const uint8_t*>(array.data()), static_cast<int64_t>(array.shape(0))};
 }
 
-std::shared_ptr<PackedLinear> pack(const std::vector<AnyArray>& sources, const std::string& type,
-                                   int64_t columns, const AnyArray& rows,
+std::shared_ptr<PackedLinear> pack(Arena& arena, const std::vector<AnyArray>& sources,
+                                   const std::string& type, int64_t columns, const AnyArray& rows,
                                    const std::optional<AnyArray>& inputs,
                                    const std::optional<AnyArray>& bias, const std::string& format,
                                    int64_t outputs, int threads) {
@@ -182,7 +182,7 @@ std::shared_ptr<PackedLinear> pack(const std::vector<AnyArray>& sources, const s
   request.outputs = to_int32(outputs, "outputs");
   request.threads = threads;
   const nb::gil_scoped_release unlocked;
-  return std::make_shared<PackedLinear>(request);
+  return std::make_shared<PackedLinear>(request, arena);
 }
 
 nb::ndarray<nb::numpy, float> dequantise(const PackedLinear& linear) {
@@ -382,10 +382,10 @@ nb::ndarray<nb::numpy, float> multiply(const PackedLinear& linear, const AnyArra
   const std::size_t width = static_cast<std::size_t>(w.panels) * kLanes;
   auto out = make_array<float>({static_cast<std::size_t>(rows), width});
   std::vector<float> scratch(gemm_scratch_floats(w.panels));
-  kernels.enter();
+  const unsigned before = kernels.enter();
   kernels.gemm_store({&w, &acts, 0, rows, 0, w.panels, scratch.data()}, out.data(),
                      static_cast<int>(width));
-  kernels.leave();
+  kernels.leave(before);
   return out;
 }
 
@@ -461,7 +461,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("inputs", [](const PackedLinear& p) { return p.view().inputs; })
       .def_prop_ro("num_bytes", &PackedLinear::bytes)
       .def("dequantise", &dequantise);
-  m.def("pack", &pack, "sources"_a, "source_type"_a, "columns"_a, "rows"_a, "inputs"_a.none(),
+  nb::class_<Arena>(m, "Arena").def(nb::init<>());
+  m.def("pack", &pack, "arena"_a, "sources"_a, "source_type"_a, "columns"_a, "rows"_a, "inputs"_a.none(),
         "bias"_a.none(), "format"_a, "outputs"_a, "threads"_a);
 
   nb::class_<ModelBuilder>(m, "ModelBuilder")

@@ -10,13 +10,15 @@ namespace trioengine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kChunk = std::size_t{64} << 20;  // of address space: unused pages cost nothing
+constexpr std::size_t kAlignment = 4096;
 
 }  // namespace
 
 HugeBuffer::HugeBuffer(std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
-  const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   // Small buffers are not worth a huge page each; page alignment serves every kernel.
   const bool huge = bytes >= kHugePage;
   mapped_ = huge ? (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage : rounded;
@@ -46,6 +48,21 @@ HugeBuffer& HugeBuffer::operator=(HugeBuffer&& other) noexcept {
   std::swap(mapped_, other.mapped_);
   std::swap(bytes_, other.bytes_);
   return *this;
+}
+
+Arena::Part Arena::allocate(std::size_t bytes) {
+  if (bytes > kChunk / 2) {
+    auto own = std::make_shared<HugeBuffer>(bytes);
+    return {own, own->as<void>()};
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (chunk_ == nullptr || used_ + bytes > kChunk) {
+    chunk_ = std::make_shared<HugeBuffer>(kChunk);
+    used_ = 0;
+  }
+  void* data = chunk_->as<char>() + used_;
+  used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return {chunk_, data};
 }
 
 }  // namespace trioengine

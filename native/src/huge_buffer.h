@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <mutex>
 
 namespace trioengine {
 
@@ -27,6 +29,23 @@ class HugeBuffer {
   void* mapping_ = nullptr;
   std::size_t mapped_ = 0;
   std::size_t bytes_ = 0;
+};
+
+// Hands out parts of large buffers, so that matrices smaller than a huge page share some.
+class Arena {
+ public:
+  struct Part {
+    std::shared_ptr<HugeBuffer> owner;
+    void* data;  // aligned to 4096 bytes, zeroed
+  };
+
+  // Throws std::bad_alloc. From any thread.
+  Part allocate(std::size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<HugeBuffer> chunk_;
+  std::size_t used_ = 0;
 };
 
 }  // namespace trioengine

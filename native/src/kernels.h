@@ -95,9 +95,9 @@ struct KernelTable {
   size_t row_block_bytes;  // activations of one row block that may stay in the L2 cache
   int attention_rows;  // query rows of one attention tile
 
-  // Called once by each thread before and after the kernels of a step (AMX tile state).
-  void (*enter)();
-  void (*leave)();
+  // Called by each thread before and after the kernels of a step; `leave` gets what `enter` gave.
+  unsigned (*enter)();
+  void (*leave)(unsigned before);
 
   // hidden[i] = embedding[token[i]] as float
   void (*embed)(const uint16_t* embedding, int width, const int32_t* tokens, int rows,

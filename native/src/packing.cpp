@@ -331,7 +331,7 @@ std::size_t source_row_bytes(SourceType type, int64_t columns) {
   return count * (type == SourceType::kFloat ? 4 : 2);
 }
 
-PackedLinear::PackedLinear(const PackRequest& request) {
+PackedLinear::PackedLinear(const PackRequest& request, Arena& arena) {
   check_request(request);
   const int64_t columns =
       request.inputs.empty() ? request.columns : static_cast<int64_t>(request.inputs.size());
@@ -340,14 +340,16 @@ PackedLinear::PackedLinear(const PackRequest& request) {
   view_.panels = static_cast<int>(request.rows.size()) / kLanes;
   view_.inputs = round_up(static_cast<int>(columns), kGroup);
   view_.panel_bytes = panel_bytes(request.format, view_.inputs);
-  storage_ = HugeBuffer(view_.panel_bytes * static_cast<std::size_t>(view_.panels));
-  view_.data = storage_.as<uint8_t>();
+  const Arena::Part part = arena.allocate(bytes());
+  storage_ = part.owner;
+  uint8_t* const data = static_cast<uint8_t*>(part.data);
+  view_.data = data;
   bias_ = request.bias;
   view_.bias = bias_.empty() ? nullptr : bias_.data();
   const RowReader reader(request);
   for_each_panel(view_.panels, request.threads, [&](int panel) {
     const int32_t* rows = request.rows.data() + static_cast<std::size_t>(panel) * kLanes;
-    uint8_t* out = storage_.as<uint8_t>() + static_cast<std::size_t>(panel) * view_.panel_bytes;
+    uint8_t* out = data + static_cast<std::size_t>(panel) * view_.panel_bytes;
     if (request.format == Format::kBf16) {
       pack_plain_panel(reader, rows, view_.inputs, reinterpret_cast<uint16_t*>(out));
     } else {

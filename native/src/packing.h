@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "huge_buffer.h"
@@ -40,15 +41,17 @@ class PackedLinear {
  public:
   // Throws std::invalid_argument where an index is out of range, sizes do not fit, or the format
   // cannot be made from the source; std::bad_alloc.
-  explicit PackedLinear(const PackRequest& request);
+  PackedLinear(const PackRequest& request, Arena& arena);
 
   const Linear& view() const { return view_; }
-  std::size_t bytes() const { return storage_.size(); }
+  std::size_t bytes() const {
+    return view_.panel_bytes * static_cast<std::size_t>(view_.panels);
+  }
   // Writes what the packed weights mean: [panels * kLanes][inputs].
   void dequantise(float* out) const;
 
  private:
-  HugeBuffer storage_;
+  std::shared_ptr<HugeBuffer> storage_;
   std::vector<float> bias_;
   Linear view_;
 };

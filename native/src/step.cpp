@@ -299,10 +299,12 @@ class Runner::Pass {
       if (filled == 0 || filled == kLanes) continue;
       uint16_t* values =
           kv_tile(kv, space_.tiles[static_cast<std::size_t>(row)], head) + kv_half(kv);
-      for (int slot = filled; slot < kLanes; ++slot) {
-        uint16_t* at = values + (slot / 2) * 2 * dim + slot % 2;
-        for (int d = 0; d < dim; ++d) at[2 * d] = 0;
+      uint16_t* pair = values + (filled / 2) * 2 * dim;
+      if (filled % 2 != 0) {
+        for (int d = 0; d < dim; ++d) pair[2 * d + 1] = 0;
+        pair += 2 * dim;
       }
+      std::memset(pair, 0, static_cast<std::size_t>(values + kLanes * dim - pair) * sizeof *pair);
     }
   }
 
@@ -398,9 +400,9 @@ void Runner::execute(const StepView& step, int32_t* tokens, float* logits) {
   checker_.check(step);
   prepare(step);
   pool_.run([&](int thread) {
-    kernels_.enter();
+    const unsigned before = kernels_.enter();
     Pass(*this, step, thread).run(tokens, logits);
-    kernels_.leave();
+    kernels_.leave(before);
   });
 }
 

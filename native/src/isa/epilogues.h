@@ -83,8 +83,31 @@ TRIO_INLINE void write_value(const float* head, const HeadTask& task, int row, i
   for (int i = 0; i < dim; ++i) values[2 * i] = rounded[i];
 }
 
+constexpr int kDecodedRows = 64;
+
+// Asks for the cache lines that a few decoded tokens will be written to: each token's key has its
+// own 2 KiB, scattered over as many lines as there are pairs of dimensions. Stores that miss wait
+// for one another; these do not.
+TRIO_INLINE void prefetch_tiles(const GemmUnit& u, const HeadTask& task) {
+  const int dim = task.kv.head_dim;
+  if (u.rows > kDecodedRows || task.kind == HeadKind::kQuery) return;
+  for (int row = u.row0; row < u.row0 + u.rows; ++row) {
+    const uint16_t* tile = kv_tile(task.kv, task.tiles[row], task.head);
+    const int slot = task.positions[row] % kLanes;
+    if (task.kind == HeadKind::kKey) {
+      for (int i = 0; i < dim / 2; ++i) prefetch(tile + i * 2 * kLanes);
+      continue;
+    }
+    // The first token of a tile clears the rest of it.
+    const uint16_t* values = tile + kv_half(task.kv) + (slot / 2) * 2 * dim;
+    const int lines = (slot == 0 ? kLanes / 2 : 1) * dim / 16;
+    for (int i = 0; i < lines; ++i) prefetch(values + i * 32);
+  }
+}
+
 void gemm_head(const GemmUnit& u, const HeadTask& task) {
   const int dim = task.kv.head_dim, column = u.panel0 * kLanes;
+  prefetch_tiles(u, task);
   gemm(u, [&](int row, const float* values) {
     float head[kMaxHeadDim];
     for (int i = 0; i < dim; i += kLanes) {

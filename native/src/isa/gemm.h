@@ -9,7 +9,9 @@
 namespace trioengine {
 namespace {
 
+#ifndef TRIO_AMX
 constexpr int kPrefetchAhead = 2048;  // bytes; measured best between 1 and 4 KiB
+#endif
 
 // R rows times C panels, bf16 weights.
 template <int R, int C>

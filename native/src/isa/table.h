@@ -4,18 +4,13 @@
 #include "attention.h"
 #include "epilogues.h"
 
-#ifdef TRIO_AMX
-#define TRIO_ENTER nothing
-#define TRIO_LEAVE release_tiles
-#else
-#define TRIO_ENTER nothing
-#define TRIO_LEAVE nothing
-#endif
-
 namespace trioengine {
 namespace {
 
-void nothing() {}
+#ifndef TRIO_AMX
+unsigned enter() { return 0; }
+void leave(unsigned) {}
+#endif
 
 constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
   KernelTable table{};
@@ -23,8 +18,8 @@ constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
   table.plain_bytes = sizeof(Plain);
   table.row_block_bytes = row_block_bytes;
   table.attention_rows = kRowsAtOnce;
-  table.enter = TRIO_ENTER;
-  table.leave = TRIO_LEAVE;
+  table.enter = enter;
+  table.leave = leave;
   table.embed = embed;
   table.norm = norm;
   table.gemm_store = gemm_store;

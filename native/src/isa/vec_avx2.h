@@ -42,6 +42,9 @@ TRIO_INLINE Vf vfma(Vf a, Vf b, Vf c) {
 TRIO_INLINE Vf vfnma(Vf a, Vf b, Vf c) {
   return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
+TRIO_INLINE Vf vfms(Vf a, Vf b, Vf c) {
+  return {_mm256_fmsub_ps(a.lo, b.lo, c.lo), _mm256_fmsub_ps(a.hi, b.hi, c.hi)};
+}
 TRIO_INLINE Vf vmax(Vf a, Vf b) {
   return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
 }

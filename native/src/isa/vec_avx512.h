@@ -24,6 +24,7 @@ TRIO_INLINE Vf vmul(Vf a, Vf b) { return _mm512_mul_ps(a, b); }
 TRIO_INLINE Vf vdiv(Vf a, Vf b) { return _mm512_div_ps(a, b); }
 TRIO_INLINE Vf vfma(Vf a, Vf b, Vf c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
 TRIO_INLINE Vf vfnma(Vf a, Vf b, Vf c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+TRIO_INLINE Vf vfms(Vf a, Vf b, Vf c) { return _mm512_fmsub_ps(a, b, c); }    // a * b - c
 TRIO_INLINE Vf vmax(Vf a, Vf b) { return _mm512_max_ps(a, b); }
 TRIO_INLINE Vf vmin(Vf a, Vf b) { return _mm512_min_ps(a, b); }
 TRIO_INLINE Vf vabs(Vf a) { return _mm512_abs_ps(a); }

@@ -31,6 +31,7 @@ TRIO_INLINE Vf vmul(Vf a, Vf b) { return a * b; }
 TRIO_INLINE Vf vdiv(Vf a, Vf b) { return a / b; }
 TRIO_INLINE Vf vfma(Vf a, Vf b, Vf c) { return a * b + c; }
 TRIO_INLINE Vf vfnma(Vf a, Vf b, Vf c) { return c - a * b; }
+TRIO_INLINE Vf vfms(Vf a, Vf b, Vf c) { return a * b - c; }
 TRIO_INLINE Vf vmax(Vf a, Vf b) { return a > b ? a : b; }
 TRIO_INLINE Vf vmin(Vf a, Vf b) { return a < b ? a : b; }
 TRIO_INLINE Vf vabs(Vf a) { return (Vf)((Vu)a & 0x7fffffffu); }

@@ -34,6 +34,7 @@ def padded_rows(count: int) -> npt.NDArray[np.int32]:
 def pack_bf16(extension: Any, weight: Any, bias: Any = None, inputs: Any = None) -> Any:
     rows = padded_rows(len(weight))
     return extension.pack(
+        extension.Arena(),
         [bf16_bits(weight)],
         "bf16",
         weight.shape[1],
@@ -57,8 +58,9 @@ def test_packed_weights_mean_what_they_meant(
         "f16": weight.astype(np.float16).view(np.uint16),
         "f32": weight,
     }[kind]
+    rows = padded_rows(shape[0])
     packed = extension.pack(
-        [data], kind, shape[1], padded_rows(shape[0]), None, None, "bf16", shape[0], 2
+        extension.Arena(), [data], kind, shape[1], rows, None, None, "bf16", shape[0], 2
     )
     expected = np.zeros((-(-shape[0] // 16) * 16, -(-shape[1] // 32) * 32), np.float32)
     expected[: shape[0], : shape[1]] = (
@@ -73,8 +75,9 @@ def test_rows_and_inputs_go_where_they_are_sent(extension: Any) -> None:
     rows = np.full(16, -1, np.int32)
     rows[[0, 5]] = [4, 1]  # row 4 of the stack is row 1 of the second matrix
     inputs = np.array([3, -1, 0], np.int32)
+    sources = [bf16_bits(first), bf16_bits(second)]
     packed = extension.pack(
-        [bf16_bits(first), bf16_bits(second)], "bf16", 4, rows, inputs, None, "bf16", 16, 1
+        extension.Arena(), sources, "bf16", 4, rows, inputs, None, "bf16", 16, 1
     )
     expected = np.zeros((16, 32), np.float32)
     expected[0, [0, 2]] = second[1, [3, 0]]
@@ -108,6 +111,7 @@ def test_rows_and_inputs_go_where_they_are_sent(extension: Any) -> None:
 )
 def test_packing_checks_everything(extension: Any, change: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {
+        "arena": extension.Arena(),
         "sources": [np.zeros((3, 4), np.uint16)],
         "source_type": "bf16",
         "columns": 4,

@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 _Masks = Sequence[tuple[int, Sequence[int]]]
 
+class Arena:
+    def __init__(self) -> None: ...
+
 class PackedLinear:
     @property
     def format(self) -> str: ...
@@ -96,6 +99,7 @@ def usable_isas() -> list[str]: ...
 def uniform(seed: int, position: int) -> float: ...
 def block_bytes(layers: int, kv_heads: int, padded_head_dim: int, block_size: int) -> int: ...
 def pack(
+    arena: Arena,
     sources: Sequence[npt.NDArray[Any]],
     source_type: str,
     columns: int,

@@ -97,6 +97,7 @@ class _Packer:
         self._config = config
         self._source = source
         self._threads = threads
+        self._arena = _native.Arena()
         c = config
         self._hidden_rows = _padded(np.arange(c.hidden), _round_up(c.hidden, GROUP))
         self._query_rows = _head_rows(c.num_heads, c.head_dim, split=True)
@@ -158,6 +159,7 @@ class _Packer:
         if len({part.kind for part in parts}) > 1:
             raise ValueError(f"{names[0]} and its neighbours are stored in different types")
         return _native.pack(
+            self._arena,
             [part.data for part in parts],
             parts[0].kind,
             num_columns,
