@@ -66,14 +66,25 @@ def test_processors_are_bounded_by_the_quota(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     (cgroup / "cpu.max").write_text(f"{quota}\n")
-    assert machine.usable_cpus(cgroup) == expected
+    assert machine.usable_cpus(cgroup, cgroup / "no-topology") == expected
 
 
 def test_processors_without_a_quota_are_those_of_the_affinity(
     cgroup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7})
-    assert machine.usable_cpus(cgroup) == 3
+    assert machine.usable_cpus(cgroup, cgroup / "no-topology") == 3
+
+
+def test_hardware_threads_of_one_core_count_once(
+    cgroup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 6})
+    for cpu, siblings in {0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5", 6: "2,6"}.items():
+        directory = tmp_path / f"cpu{cpu}" / "topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert machine.usable_cpus(cgroup, tmp_path) == 3
 
 
 @pytest.mark.parametrize(

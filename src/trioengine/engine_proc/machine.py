@@ -11,6 +11,7 @@ __all__ = ["available_memory_bytes", "cpu_flags", "fast_bfloat16", "usable_cpus"
 
 _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 _FAST_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # the last one is arm64's
 
 
@@ -29,13 +30,18 @@ def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     return max(0, min(available, int(limit or 0) - used))
 
 
-def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Return how many processors this process may keep busy: affinity, or the container's quota."""
-    allowed = len(os.sched_getaffinity(0))
+def usable_cpus(cgroup: Path = _CGROUP, topology: Path = _TOPOLOGY) -> int:
+    """Return how many cores this process may keep busy with arithmetic.
+
+    Those of its affinity, within the container's quota. Hardware threads of one core share its
+    arithmetic units and its memory port, so they count once.
+    """
+    siblings = "cpu{}/topology/thread_siblings_list"
+    cores = {_read(topology / siblings.format(cpu)) or cpu for cpu in os.sched_getaffinity(0)}
     quota, _, period = (_read(cgroup / "cpu.max") or "max").partition(" ")
     if quota == "max":
-        return allowed
-    return max(1, min(allowed, round(int(quota) / int(period))))
+        return len(cores)
+    return max(1, min(len(cores), round(int(quota) / int(period))))
 
 
 def cpu_flags(proc: Path = _PROC) -> frozenset[str]:

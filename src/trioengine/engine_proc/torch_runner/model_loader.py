@@ -153,13 +153,13 @@ def _read_network(
         raise _does_not_load(model_dir, error) from error
     except Exception as error:  # whatever a damaged file makes transformers raise
         raise _does_not_load(model_dir, error) from error
-    _refuse_incomplete(model_dir, network, found)
+    _refuse_unfit(model_dir, network, found)
     module: torch.nn.Module = network.eval().requires_grad_(False)
     return module
 
 
-def _refuse_incomplete(model_dir: Path, network: torch.nn.Module, found: dict[str, Any]) -> None:
-    """Refuse a checkpoint with gaps, which transformers would fill with random numbers."""
+def _refuse_unfit(model_dir: Path, network: torch.nn.Module, found: dict[str, Any]) -> None:
+    """Refuse gaps, which transformers fills with random numbers, and heads that run for all."""
     missing = sorted(found["missing_keys"])
     if missing:
         raise EngineStartError(
