@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 DRAIN_S = 30.0
+FOREVER_S = 500.0
 
 
 @pytest.fixture(autouse=True)
@@ -153,13 +154,14 @@ async def open_world(
     world = World(engine or FakeEngine())
     config = ServerConfig(death_grace_s=GRACE_S, drain_timeout_s=DRAIN_S, **options)
     source = source or ModelSource("sim", None, simulated=True)
-    async with trio.open_nursery() as nursery:
-        run = partial(world.run, config, with_signals=with_signals, source=source)
-        world.server = await nursery.start(run)
-        if world.engine.scripted._said:  # it says Ready
-            assert await world.server.wait_ready()
-        yield world
-        nursery.cancel_scope.cancel()
+    with trio.fail_after(FOREVER_S):
+        async with trio.open_nursery() as nursery:
+            run = partial(world.run, config, with_signals=with_signals, source=source)
+            world.server = await nursery.start(run)
+            if world.engine.scripted._said:  # it says Ready
+                assert await world.server.wait_ready()
+            yield world
+            nursery.cancel_scope.cancel()
     assert world.engine.closed
 
 
