@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from helpers.demo_app import DemoApp
 from helpers.raw_http import RawClient, request, running, with_tls
+from trioengine.http.client_connection import ClientConnection
+from trioengine.http.disconnects import DisconnectWatcher
+from trioengine.http.h1 import ServerContext
 from trioengine.http.limits import Limits
+from trioengine.http.transport import ClientStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,6 +215,22 @@ async def test_an_owner_that_fails_to_clean_up_hurts_nobody(
         assert "failed to clean up" in caplog.text
         async with await world.connect() as other:
             assert (await other.exchange(request())).body == b"ok"
+
+
+async def test_an_owner_that_comes_too_late_is_told_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    told: list[str] = []
+    with theirs, DisconnectWatcher() as watcher:
+        stream = ClientStream(ours, None, slow_client_timeout_s=1)
+        context = ServerContext(LIMITS, lambda _: None, lambda: None)
+        connection = ClientConnection(ASGIWrapper(DemoApp()), Config(), context, watcher, stream)
+        assert "IDLE" in repr(connection)
+        connection.lost("slow_client")  # nobody is attached: noted
+        connection.lost("shutdown")  # the first reason stays
+        stream.close()
+        connection.attach(told.append)
+        connection.lost("client_disconnect")  # once is enough
+        assert told == ["slow_client"]
 
 
 # TLS ---------------------------------------------------------------------------------------------

@@ -180,7 +180,9 @@ async def test_a_handler_that_fails_is_a_500_or_a_cut_never_the_end(uds: Path, p
             assert (await client.exchange(request())).status == 200
 
 
-async def test_an_app_that_fails_before_it_answers_is_a_500_in_our_shape(uds: Path) -> None:
+async def test_an_app_that_fails_before_it_answers_is_a_500_in_our_shape(
+    uds: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError
 
@@ -193,6 +195,29 @@ async def test_an_app_that_fails_before_it_answers_is_a_500_in_our_shape(uds: Pa
                 if method == "GET":
                     assert response.error["code"] == "internal_error"
                 assert await client.read_to_end() == b""
+    assert "the others go on" not in caplog.text
+
+
+async def test_an_app_that_answers_after_we_did_is_not_heard(uds: Path) -> None:
+    late, done = trio.Event(), trio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        await late.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late", "more_body": False})
+        done.set()
+
+    async with (
+        running(app, uds=uds, limits=Limits(max_body_bytes=1)) as world,
+        await world.connect() as client,
+    ):
+        await client.send(request("POST", "/", CHUNKED) + b"8\r\n12345678\r\n")
+        assert (await client.read_response()).status == 413
+        late.set()
+        await done.wait()  # nothing was raised
+        assert await client.read_to_end() == b""
 
 
 async def test_a_stream_that_fails_is_cut_without_its_terminator(uds: Path) -> None:

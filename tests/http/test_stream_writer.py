@@ -191,6 +191,65 @@ async def test_writing_to_a_client_that_is_gone_ends_in_cancellation() -> None:
         await app.expect("cancelled: client_disconnect")
 
 
+async def test_the_last_words_are_sent_when_the_client_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many clients close when they have read ``[DONE]``, before the end of the body."""
+    app = DemoApp()
+    sent: list[tuple[bytes, bool]] = []
+
+    @app.post("/done")
+    async def done() -> Response:
+        request_ = current_request()
+        assert request_.connection is not None
+        stream = request_.connection.stream
+        original = stream.try_send
+
+        def try_send(data: bytes) -> int:
+            sent.append((data, request_.ending))
+            return original(data)
+
+        monkeypatch.setattr(stream, "try_send", try_send)
+        writer = response_writer(request_)
+        await writer.start(200, {})
+        await writer.write(b"1")
+        await writer.end(b"[DONE]")
+        return writer.response
+
+    async with running(app, uds=tmp_path / "s") as world, await world.connect() as client:
+        assert (await client.exchange(request("POST", "/done", body=b""))).body == b"1[DONE]"
+    assert sent[1:] == [
+        (b"1\r\n1\r\n", False),
+        (b"6\r\n[DONE]\r\n", True),
+        (b"0\r\n\r\n", True),
+    ]
+
+
+async def test_a_fast_client_does_not_starve_the_others(tmp_path: Path) -> None:
+    app = DemoApp()
+
+    @app.post("/fast")
+    async def fast() -> Response:
+        writer = response_writer(current_request())
+        await writer.start(200, {})
+        ran = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_set, ran)
+            for _ in range(64):
+                await writer.write(b"x")
+            app.say(f"others ran: {ran.is_set()}")
+        await writer.end()
+        return writer.response
+
+    async with running(app, uds=tmp_path / "s") as world, await world.connect() as client:
+        await client.exchange(request("POST", "/fast", body=b""))
+        await app.expect("others ran: True")
+
+
+async def _set(event: trio.Event) -> None:
+    event.set()
+
+
 @pytest.mark.slow
 @given(chunks=st.lists(st.binary(max_size=300), max_size=20))
 def test_any_chunks_make_one_body(chunks: list[bytes]) -> None:

@@ -187,28 +187,25 @@ class Http1Protocol(H11Protocol):
     async def _handle_events(self) -> None:
         """Take all that h11 can make of its input.
 
-        The body goes to the app in one piece per call, and after h11 has seen its end if that is
-        there: an app that answers without reading it then need not cost the client its connection.
+        What the app is told is queued, so h11 has seen the end of a body that is there before the
+        app runs: one that answers without reading it need not cost the client its connection.
         """
-        body = bytearray()
         while not self._input_over:
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
                 await self.refuse(malformed(str(error), http_status=error.error_status_hint))
+                return
+            if isinstance(event, h11.Request):
+                await self._on_request(event)
+            elif isinstance(event, h11.Data):
+                await self._on_data(event)
+            elif isinstance(event, h11.EndOfMessage):
+                await self._tell_app(EndBody(stream_id=STREAM_ID))
+            elif event is h11.PAUSED:
+                await self._wait_for_turn()
             else:
-                if isinstance(event, h11.Request):
-                    await self._on_request(event)
-                elif isinstance(event, h11.Data):
-                    body += event.data
-                    await self._count_body(len(event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    await self._to_app(body, complete=True)
-                elif event is h11.PAUSED:
-                    await self._wait_for_turn()
-                else:  # NEED_DATA; the end of input never gets here
-                    await self._to_app(body, complete=False)
-                    return
+                return  # NEED_DATA; the end of input never gets here
 
     async def _on_request(self, request: h11.Request) -> None:
         self.body_bytes, self._head_only = 0, request.method == b"HEAD"
@@ -219,17 +216,16 @@ class Http1Protocol(H11Protocol):
         await self.send(Updated(idle=False))
         await self._create_stream(request)
 
-    async def _count_body(self, num_bytes: int) -> None:
-        self.body_bytes += num_bytes
+    async def _on_data(self, data: h11.Data) -> None:
+        self.body_bytes += len(data.data)
         if self.body_bytes > self.context.limits.max_body_bytes:
             await self.refuse(body_too_large(self.context.limits))
+        else:
+            await self._tell_app(Body(stream_id=STREAM_ID, data=bytes(data.data)))
 
-    async def _to_app(self, body: bytearray, *, complete: bool) -> None:
-        if self.stream is not None and body:
-            await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(body)))
-        body.clear()
-        if self.stream is not None and complete:
-            await self.stream.handle(EndBody(stream_id=STREAM_ID))
+    async def _tell_app(self, event: StreamEvent) -> None:
+        if self.stream is not None:
+            await self.stream.handle(event)
 
     async def _wait_for_turn(self) -> None:
         # The client is ahead of us: a second request, or a stray byte, waits behind an answer.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -255,5 +254,4 @@ def _hypercorn_config(config: ServerConfig, limits: Limits) -> Config:
     hypercorn.errorlog = logger
     hypercorn.include_server_header = False
     hypercorn.h11_max_incomplete_size = limits.max_head_bytes
-    hypercorn.keep_alive_max_requests = sys.maxsize
     return hypercorn

@@ -3,8 +3,8 @@
 Each event of a stream would pass through Quart's generator, three dataclasses and h11: 71 µs of CPU
 for a chunk whose ``send`` takes 10. Here the head and the end go through h11, so that its state
 stays true and the connection can be kept alive; the chunks between, whose framing is two lines, are
-written as they come. Where nothing can be written without waiting (TLS) or nobody listens (a test
-client), the ordinary ASGI path is taken.
+written as they come. (Under TLS each of them waits, since there nothing can be written otherwise;
+without a connection of ours, as under a test client, they are ASGI messages.)
 
     writer = response_writer(request)
     await writer.start(200, {"Content-Type": "text/event-stream; charset=utf-8"})
@@ -58,8 +58,7 @@ class ResponseWriter:
         self.response = TrioResponse(b"")
         self.started = False
         self._request = request
-        connection = request.connection
-        self._direct = None if connection is None or connection.stream.secure else connection
+        self._connection = request.connection
         self._chunked = request.http_version != "1.0"
         self._silent = request.method == "HEAD"
         self._pending: bytes | memoryview = b""
@@ -102,15 +101,14 @@ class ResponseWriter:
             raise trio.WouldBlock
         if self._silent or not chunk:
             return True
-        if self._direct is None:
+        if self._connection is None:
             self._pending = chunk
             return False
         data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk
         try:
-            sent = self._direct.stream.try_send(data)
+            sent = self._connection.stream.try_send(data)
         except trio.BrokenResourceError:
-            self._direct.lost("client_disconnect")  # cancels us; the flush is where we notice
-            sent = 0
+            sent = 0  # flush will notice
         self._pending = memoryview(data)[sent:] if sent < len(data) else b""
         return not self._pending
 
@@ -123,15 +121,15 @@ class ResponseWriter:
         pending, self._pending = self._pending, b""
         if not pending:
             return
-        if self._direct is None:
+        if self._connection is None:
             await self._request.asgi_send(
                 {"type": "http.response.body", "body": bytes(pending), "more_body": True}
             )
             return
         try:
-            await self._direct.stream.send_rest(memoryview(pending))
+            await self._connection.stream.send_rest(memoryview(pending))
         except trio.BrokenResourceError:
-            self._direct.lost("client_disconnect")
+            self._connection.lost("client_disconnect")
             await trio.lowlevel.checkpoint()  # noqa: ASYNC120 - a cancel may take its place
             raise
 
@@ -141,11 +139,14 @@ class ResponseWriter:
         Args:
             last: A last chunk. The client may go once it has it: that is no disconnect.
             close: Close the connection afterwards, whatever the head said.
+
+        Raises:
+            trio.BrokenResourceError: The client had gone before.
         """
         await self.flush()
         self._request.end()
-        if close and self._request.connection is not None:
-            self._request.connection.protocol.closing = True
+        if close and self._connection is not None:
+            self._connection.protocol.closing = True
         await self.write(last)
         await self._request.asgi_send(
             {"type": "http.response.body", "body": b"", "more_body": False}
