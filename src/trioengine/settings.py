@@ -19,12 +19,15 @@ import msgspec
 
 from trioengine.config import EngineOptions, ServerConfig
 from trioengine.errors import ConfigError
+from trioengine.sampling_params import MAX_SEED, MIN_SEED
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
 __all__ = ["OPTIONS", "Option", "add_options", "load_config"]
+
+BRIEF_S: Final = 0.001  # the least where 0 would mean never: no request, no step, no start in time
 
 Kind = Literal["text", "integer", "number", "switch", "list", "json", "template"]
 
@@ -76,6 +79,8 @@ class Option:
             ConfigError: It stands for none; the message names ``source``.
         """
         try:
+            if _blank(raw) and self.default != "":
+                raise ValueError("must not be empty")
             value = _READERS[self.kind](raw)
         except (ValueError, TypeError, OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{source}: {error}") from error
@@ -90,6 +95,11 @@ class Option:
 
     def _range(self) -> str:
         return f"in [{self.low:g}, {self.high:g}]" if self.high < math.inf else f">= {self.low:g}"
+
+
+def _blank(raw: object) -> bool:
+    """True for a text that says nothing, as a shell writes for a variable that is not set."""
+    return isinstance(raw, str) and not raw.strip()
 
 
 def _read_text(raw: object) -> str:
@@ -129,7 +139,10 @@ def _read_list(raw: object) -> tuple[str, ...]:
     parts = raw.split(",") if isinstance(raw, str) else raw
     if not isinstance(parts, list):
         raise TypeError(f"must be a list of texts, got {raw!r}")
-    return tuple(_read_text(part).strip() for part in parts if part)
+    # An empty entry is a variable that somebody forgot to set: for a key that would open the doors.
+    if any(_blank(part) for part in parts):
+        raise ValueError(f"must not have empty entries, got {raw!r}")
+    return tuple(_read_text(part).strip() for part in parts)
 
 
 def _read_json(raw: object) -> dict[str, str | int | float | bool]:
@@ -160,8 +173,8 @@ def _count(name: str, field: str, help_: str, unit: str = "N", low: int = 1) -> 
     return Option(name, field, help_, "integer", unit, low=low)
 
 
-def _time(name: str, field: str, help_: str) -> Option:
-    return Option(name, field, help_, "number", "SECONDS")
+def _time(name: str, field: str, help_: str, low: float = 0) -> Option:
+    return Option(name, field, help_, "number", "SECONDS", low=low)
 
 
 OPTIONS: Final = (
@@ -183,7 +196,13 @@ OPTIONS: Final = (
         "list",
         "KEY",
     ),
-    Option("chat-template", "chat_template", "chat template, or a file that holds it", "template"),
+    Option(
+        "chat-template",
+        "chat_template",
+        "chat template, or a file that holds it",
+        "template",
+        "TEMPLATE",
+    ),
     Option("root-path", "root_path", "path prefix that a proxy in front strips", unit="PATH"),
     Option(
         "allowed-origins",
@@ -237,15 +256,33 @@ OPTIONS: Final = (
         "reuse the KV cache of prompts that begin alike",
         "switch",
     ),
-    Option("seed", "engine.seed", "seed of requests that give none", "integer", "N", low=-math.inf),
+    Option(
+        "seed",
+        "engine.seed",
+        "seed of requests that give none",
+        "integer",
+        "N",
+        low=MIN_SEED,
+        high=MAX_SEED,
+    ),
     _count("max-queue", "max_queue_sequences", "sequences admitted at once, waiting and running"),
     _time("max-queue-time", "max_queue_time_s", "longest wait for a place in the engine"),
-    _time("request-timeout", "request_timeout_s", "longest life of a request; none by default"),
+    _time(
+        "request-timeout",
+        "request_timeout_s",
+        "longest life of a request; none by default",
+        BRIEF_S,
+    ),
     _count("max-body-bytes", "max_body_bytes", "largest request body", "BYTES"),
     _time("drain-timeout", "drain_timeout_s", "time that running requests get when asked to stop"),
     _time("death-grace", "death_grace_s", "time to tell clients of a dead engine before leaving"),
-    _time("start-timeout", "start_timeout_s", "longest start of the engine"),
-    _time("stall-timeout", "stall_timeout_s", "longest step before the engine counts as stalled"),
+    _time("start-timeout", "start_timeout_s", "longest start of the engine", BRIEF_S),
+    _time(
+        "stall-timeout",
+        "stall_timeout_s",
+        "longest step before the engine counts as stalled",
+        BRIEF_S,
+    ),
     Option(
         "beat-timeout",
         "beat_timeout_s",
@@ -299,7 +336,7 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
         ConfigError: A value, a key or the file is unusable; one sentence that names its source.
     """
     environ = os.environ if environ is None else environ
-    file = _read_file(flags.get("config") or environ.get("TRIOENGINE_CONFIG"))
+    file = _read_file(_config_path(flags, environ))
     engine: dict[str, object] = {}
     server: dict[str, object] = {}
     for option in OPTIONS:
@@ -307,9 +344,9 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
             owner, _, field = option.field.rpartition(".")
             (engine if owner else server)[field] = option.read(raw, source)
             break
-    model = flags.get("model") or environ.get("TRIOENGINE_MODEL") or file.get("model")
-    if model is not None:
-        server["model"] = model
+    for raw, source in _sources(_MODEL, flags, environ, file):
+        server["model"] = _MODEL.read(raw, source)
+        break
     config = msgspec.convert({**server, "engine": engine}, ServerConfig)
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise ConfigError("--ssl-certfile and --ssl-keyfile need each other")
@@ -322,7 +359,7 @@ def _sources(
     flag = flags.get(option.name.replace("-", "_"))
     if flag is not None:
         yield flag, option.flag
-    if option.variable in environ:
+    if not _blank(environ.get(option.variable, "")):  # set to nothing is how many say unset
         yield environ[option.variable], option.variable
     if option.name in file:
         yield file[option.name], f"{option.name} in the configuration file"
@@ -344,4 +381,4 @@ def _read_file(path: str | None) -> dict[str, Any]:
 
 
 def _unsaid(default: object) -> bool:
-    return default is None or default in ("", (), {}, False)
+    return default is None or default is False or default in ("", (), {})
