@@ -54,7 +54,9 @@ def group(*names: str) -> list[str]:
 def shared_python(session: nox.Session) -> str:
     """Return the interpreter of the shared environment, made or brought up to date if need be."""
     python = str(SHARED_ENV / "bin" / "python")
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode())
+    for path in (ROOT / "pyproject.toml", *sorted((ROOT / "native").rglob("*.*"))):
+        digest.update(path.read_bytes())
     stamp = SHARED_ENV / digest.hexdigest()[:16]
     if not stamp.exists():
         session.run(sys.executable, "-m", "venv", "--clear", str(SHARED_ENV), external=True)
@@ -120,7 +122,7 @@ def integration(session: nox.Session) -> None:
 def tests_without_torch(session: nox.Session) -> None:
     """The other Pythons, on the simulated engine, with neither torch nor transformers."""
     session.install("-q", *group("runtime-without-torch", "test"))
-    session.install("-q", "--no-deps", "-e", str(ROOT))
+    session.install("-q", "--no-deps", "-C", "wheel.cmake=false", "-e", str(ROOT))
     session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs,
                 env={"HYPOTHESIS_PROFILE": "ci"})  # fmt: skip
 
@@ -135,7 +137,7 @@ def lowest(session: nox.Session) -> None:
         if (floor := re.match(rf"{name}>=([\d.]+)", requirement))
     ]
     session.install("-q", *group("runtime-without-torch", "test"), *floors)
-    session.install("-q", "--no-deps", "-e", str(ROOT))
+    session.install("-q", "--no-deps", "-C", "wheel.cmake=false", "-e", str(ROOT))
     session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs)
 
 
