@@ -109,6 +109,9 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--chat-template", "/does/not/exist"), "--chat-template: [Errno 2] No such file"),
         (("--ssl-certfile", "a"), "--ssl-certfile and --ssl-keyfile need each other"),
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
+        (("--seed", str(2**63)), "--seed: must be in [-9.22337e+18, 9.22337e+18], got"),
+        (("--stall-timeout", "0"), "--stall-timeout: must be >= 0.001, got 0"),
+        (("--request-timeout", "0"), "--request-timeout: must be >= 0.001, got 0"),
     ],
 )
 def test_a_bad_flag_is_one_clear_sentence(arguments: tuple[str, ...], message: str) -> None:
@@ -116,6 +119,37 @@ def test_a_bad_flag_is_one_clear_sentence(arguments: tuple[str, ...], message: s
         load(*arguments)
     assert caught.value.message.startswith(message)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("flag", [option.flag for option in OPTIONS if option.kind != "switch"])
+def test_a_flag_that_says_nothing_is_refused(flag: str) -> None:
+    """``--api-key "$UNSET"`` must not serve without a key, nor ``--host "$UNSET"`` everywhere."""
+    if flag == "--root-path":
+        assert load(flag, "").root_path == ""
+        return
+    for empty in ("", " "):
+        with pytest.raises(ConfigError, match=f"^{flag}: must "):
+            load(flag, empty)
+
+
+def test_an_empty_model_is_not_the_default_model() -> None:
+    with pytest.raises(ConfigError, match=r"^MODEL: must not be empty$"):
+        load("")
+    with pytest.raises(ConfigError, match=r"^--config: must not be empty$"):
+        load("--config", "")
+
+
+@pytest.mark.parametrize("keys", ["k1,", ",k1", "k1,,k2", "k1, ,k2"])
+def test_a_list_has_no_empty_entries(keys: str) -> None:
+    with pytest.raises(ConfigError, match=r"^TRIOENGINE_API_KEY: must not have empty entries"):
+        load(environ={"TRIOENGINE_API_KEY": keys})
+    with pytest.raises(ConfigError, match=r"^--api-key: must not have empty entries"):
+        load("--api-key", "k1", "--api-key", "")
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    environ = {option.variable: "" for option in OPTIONS}
+    assert load(environ=environ | {"TRIOENGINE_MODEL": "", "TRIOENGINE_CONFIG": ""}) == load()
 
 
 def test_a_bad_variable_names_itself() -> None:

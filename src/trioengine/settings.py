@@ -13,23 +13,22 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from trioengine.config import EngineOptions, ServerConfig
 from trioengine.errors import ConfigError
+from trioengine.option_values import READERS, Kind, is_blank
 from trioengine.sampling_params import MAX_SEED, MIN_SEED
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["OPTIONS", "Option", "add_options", "load_config"]
+__all__ = ["OPTIONS", "Option", "add_flags", "add_options", "load_config"]
 
 BRIEF_S: Final = 0.001  # the least where 0 would mean never: no request, no step, no start in time
-
-Kind = Literal["text", "integer", "number", "switch", "list", "json", "template"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,9 @@ class Option:
             ConfigError: It stands for none; the message names ``source``.
         """
         try:
-            if _blank(raw) and self.default != "":
+            if is_blank(raw) and self.default != "":
                 raise ValueError("must not be empty")
-            value = _READERS[self.kind](raw)
+            value = READERS[self.kind](raw)
         except (ValueError, TypeError, OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{source}: {error}") from error
         if self.choices and value not in self.choices:
@@ -95,78 +94,6 @@ class Option:
 
     def _range(self) -> str:
         return f"in [{self.low:g}, {self.high:g}]" if self.high < math.inf else f">= {self.low:g}"
-
-
-def _blank(raw: object) -> bool:
-    """True for a text that says nothing, as a shell writes for a variable that is not set."""
-    return isinstance(raw, str) and not raw.strip()
-
-
-def _read_text(raw: object) -> str:
-    if not isinstance(raw, str):
-        raise TypeError(f"must be text, got {raw!r}")
-    return raw
-
-
-def _read_integer(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, str | int):
-        raise TypeError(f"must be a whole number, got {raw!r}")
-    try:
-        return int(raw)
-    except ValueError:
-        raise ValueError(f"must be a whole number, got {raw!r}") from None
-
-
-def _read_number(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise TypeError(f"must be a number, got {raw!r}")
-    try:
-        return float(raw)
-    except ValueError:
-        raise ValueError(f"must be a number, got {raw!r}") from None
-
-
-def _read_switch(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if isinstance(raw, str) and raw.lower() in words:
-        return words[raw.lower()]
-    raise ValueError(f"must be true or false, got {raw!r}")
-
-
-def _read_list(raw: object) -> tuple[str, ...]:
-    parts = raw.split(",") if isinstance(raw, str) else raw
-    if not isinstance(parts, list):
-        raise TypeError(f"must be a list of texts, got {raw!r}")
-    # An empty entry is a variable that somebody forgot to set: for a key that would open the doors.
-    if any(_blank(part) for part in parts):
-        raise ValueError(f"must not have empty entries, got {raw!r}")
-    return tuple(_read_text(part).strip() for part in parts)
-
-
-def _read_json(raw: object) -> dict[str, str | int | float | bool]:
-    scalars = dict[str, str | int | float | bool]
-    if isinstance(raw, str):
-        return msgspec.json.decode(raw, type=scalars)
-    return msgspec.convert(raw, type=scalars)
-
-
-def _read_template(raw: object) -> str:
-    """Return a chat template given as such or as the path of a file that holds it."""
-    text = _read_text(raw)
-    return text if "{" in text else Path(text).read_text(encoding="utf-8")
-
-
-_READERS: Final = {
-    "text": _read_text,
-    "integer": _read_integer,
-    "number": _read_number,
-    "switch": _read_switch,
-    "list": _read_list,
-    "json": _read_json,
-    "template": _read_template,
-}
 
 
 def _count(name: str, field: str, help_: str, unit: str = "N", low: int = 1) -> Option:
@@ -304,12 +231,20 @@ OPTIONS: Final = (
     Option("profile-dir", "engine.profile_dir", "where profiles are written", unit="DIR"),
 )
 
+_MODEL: Final = Option("model", "model", "what to serve", unit="MODEL")  # has no flag: an argument
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` every option's flag. Absent flags stay ``None``: other sources fill in."""
+    add_flags(parser, OPTIONS)
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options")
+
+
+def add_flags(parser: argparse._ActionsContainer, options: Iterable[Option]) -> None:
+    """Give ``parser``, or a group of one, the flags of these options."""
     import argparse
 
-    for option in OPTIONS:
+    for option in options:
         help_ = option.help + ("" if _unsaid(option.default) else f" (default: {option.default})")
         help_ = help_.replace("%", "%%")
         if option.kind == "switch":
@@ -322,7 +257,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 "{" + ",".join(option.choices) + "}" if option.choices else None
             )
             parser.add_argument(option.flag, metavar=metavar, help=help_)
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these options")
 
 
 def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ServerConfig:
@@ -358,11 +292,18 @@ def _sources(
 ) -> Iterator[tuple[object, str]]:
     flag = flags.get(option.name.replace("-", "_"))
     if flag is not None:
-        yield flag, option.flag
-    if not _blank(environ.get(option.variable, "")):  # set to nothing is how many say unset
+        yield flag, "MODEL" if option is _MODEL else option.flag
+    if not is_blank(environ.get(option.variable, "")):  # set to nothing is how many say unset
         yield environ[option.variable], option.variable
     if option.name in file:
         yield file[option.name], f"{option.name} in the configuration file"
+
+
+def _config_path(flags: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    flag = flags.get("config")
+    if is_blank(flag):
+        raise ConfigError("--config: must not be empty")
+    return flag or environ.get("TRIOENGINE_CONFIG") or None
 
 
 def _read_file(path: str | None) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""The text, or TOML value, of an option → its value. Pure, but for a chat template's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+__all__ = ["READERS", "Kind", "is_blank"]
+
+Kind = Literal["text", "integer", "number", "switch", "list", "json", "template"]
+
+
+def is_blank(raw: object) -> bool:
+    """True for a text that says nothing, as a shell writes for a variable that is not set."""
+    return isinstance(raw, str) and not raw.strip()
+
+
+def _read_text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(f"must be text, got {raw!r}")
+    return raw
+
+
+def _read_integer(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, str | int):
+        raise TypeError(f"must be a whole number, got {raw!r}")
+    try:
+        return int(raw)
+    except ValueError:
+        raise ValueError(f"must be a whole number, got {raw!r}") from None
+
+
+def _read_number(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        raise TypeError(f"must be a number, got {raw!r}")
+    try:
+        return float(raw)
+    except ValueError:
+        raise ValueError(f"must be a number, got {raw!r}") from None
+
+
+def _read_switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if isinstance(raw, str) and raw.lower() in words:
+        return words[raw.lower()]
+    raise ValueError(f"must be true or false, got {raw!r}")
+
+
+def _read_list(raw: object) -> tuple[str, ...]:
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list):
+        raise TypeError(f"must be a list of texts, got {raw!r}")
+    # An empty entry is a variable that somebody forgot to set: for a key that would open the doors.
+    if any(is_blank(part) for part in parts):
+        raise ValueError(f"must not have empty entries, got {raw!r}")
+    return tuple(_read_text(part).strip() for part in parts)
+
+
+def _read_json(raw: object) -> dict[str, str | int | float | bool]:
+    scalars = dict[str, str | int | float | bool]
+    if isinstance(raw, str):
+        return msgspec.json.decode(raw, type=scalars)
+    return msgspec.convert(raw, type=scalars)
+
+
+def _read_template(raw: object) -> str:
+    """Return a chat template given as such or as the path of a file that holds it."""
+    text = _read_text(raw)
+    return text if "{" in text else Path(text).read_text(encoding="utf-8")
+
+
+# A reader raises ValueError, TypeError, OSError or MsgspecError for what it cannot use.
+READERS: Final = {
+    "text": _read_text,
+    "integer": _read_integer,
+    "number": _read_number,
+    "switch": _read_switch,
+    "list": _read_list,
+    "json": _read_json,
+    "template": _read_template,
+}
