@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from helpers.numpy_gguf import dequantise, quantise
 from helpers.numpy_llama import round_bf16
 from trioengine.engine_proc.uniform import uniforms
 
@@ -147,6 +148,100 @@ def test_a_row_does_not_depend_on_its_batch(extension: Any, isa: str) -> None:
         start = int(RNG.integers(0, 70 - count))
         part = extension.multiply(packed, np.ascontiguousarray(x[start : start + count]), isa)
         np.testing.assert_array_equal(part, whole[start : start + count])
+
+
+# Quantised weights ------------------------------------------------------------------------------
+
+BLOCKS = {"q4_0": "q4", "q4_1": "q4_min", "q8_0": "q8"}
+
+
+def pack_blocks(extension: Any, kind: str, weight: Float32Array) -> Any:
+    data = quantise(kind, weight)
+    rows = padded_rows(len(weight))
+    return extension.pack(
+        extension.Arena(),
+        [data],
+        kind,
+        weight.shape[1],
+        rows,
+        None,
+        None,
+        BLOCKS[kind],
+        len(weight),
+        1,
+    )
+
+
+def round_activations(x: Float32Array) -> npt.NDArray[np.float64]:
+    """Round to 8 bits with one scale per 32 neighbours."""
+    groups = x.reshape(len(x), -1, 32).astype(np.float64)
+    scale = np.abs(groups).max(-1, keepdims=True) / 127
+    codes = np.rint(groups / np.where(scale == 0, 1, scale))
+    rounded: npt.NDArray[np.float64] = codes * scale
+    return rounded.reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_packed_blocks_mean_what_they_meant(extension: Any, kind: str) -> None:
+    weight = RNG.standard_normal((40, 160)).astype(np.float32)
+    packed = pack_blocks(extension, kind, weight)
+    expected = dequantise(kind, quantise(kind, weight))
+    np.testing.assert_allclose(packed.dequantise()[:40], expected, rtol=1e-6, atol=1e-7)
+    assert packed.format == BLOCKS[kind]
+    assert (packed.dequantise()[40:] == 0).all()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_can_be_unpacked_to_bf16(extension: Any, kind: str) -> None:
+    data = quantise(kind, RNG.standard_normal((16, 64)).astype(np.float32))
+    inputs = RNG.permutation(64).astype(np.int32)
+    packed = extension.pack(
+        extension.Arena(), [data], kind, 64, padded_rows(16), inputs, None, "bf16", 16, 1
+    )
+    expected = round_bf16(dequantise(kind, data)[:, inputs])
+    np.testing.assert_array_equal(packed.dequantise(), expected)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_quantised_products_equal_numpys(extension: Any, isa: str, kind: str) -> None:
+    weight = RNG.standard_normal((72, 224)).astype(np.float32)
+    weight[5, :32] = 0.0
+    packed = pack_blocks(extension, kind, weight)
+    x = RNG.standard_normal((40, 224)).astype(np.float32)
+    x[3, 64:96] = 0.0
+    y = extension.multiply(packed, x, isa)
+    meaning = dequantise(kind, quantise(kind, weight)).astype(np.float64)
+    # The way in multiplies by 1 ± 1e-6, which moves a few activations by one code.
+    np.testing.assert_allclose(y[:, :72], round_activations(x) @ meaning.T, atol=0.05)
+    for count in (1, 2, 5, 7, 17):
+        part = extension.multiply(packed, x[20 : 20 + count].copy(), isa)
+        np.testing.assert_array_equal(part, y[20 : 20 + count])
+
+
+@pytest.mark.parametrize(("form", "bound"), [("q8", 0.006), ("q4_min", 0.1)])
+def test_weights_are_quantised_closely(extension: Any, form: str, bound: float) -> None:
+    weight = RNG.standard_normal((64, 256)).astype(np.float32)
+    weight[1] *= 1e-6
+    weight[2] = 0.0
+    packed = extension.pack(
+        extension.Arena(), [weight], "f32", 256, padded_rows(64), None, None, form, 64, 1
+    )
+    error = packed.dequantise() - weight
+    rms = np.sqrt((error**2).mean(-1)) / np.maximum(np.sqrt((weight**2).mean(-1)), 1e-30)
+    assert rms[0] < bound
+    assert np.median(rms) < bound
+    assert (packed.dequantise()[2] == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_broken_weights_are_quantised_to_something(extension: Any, value: float) -> None:
+    weight = np.ones((16, 32), np.float32)
+    weight[0, 0] = value
+    for form in ("q8", "q4_min"):
+        packed = extension.pack(
+            extension.Arena(), [weight], "f32", 32, padded_rows(16), None, None, form, 16, 1
+        )
+        np.testing.assert_allclose(packed.dequantise()[1:], 1.0, rtol=1e-2)
 
 
 def test_uniforms_are_those_of_python(extension: Any) -> None:

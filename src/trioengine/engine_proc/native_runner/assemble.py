@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from trioengine.engine_proc.native_runner import _native
+from trioengine.engine_proc.native_runner.weights import BLOCK_BYTES, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from trioengine.engine_proc.native_runner.config import ModelConfig
-    from trioengine.engine_proc.native_runner.weights import Tensor
 
     Int32Array = npt.NDArray[np.int32]
 
-__all__ = ["TensorSource", "build_model", "padded_head_dim"]
+__all__ = ["QUANTIZATIONS", "TensorSource", "build_model", "padded_head_dim"]
 
 LANES: Final = 16
 GROUP: Final = 32
+QUANTIZATIONS: Final = {"none": ("bf16", "bf16"), "int8": ("q8", "q8"), "q4": ("q4_min", "q8")}
+"""Formats of layers and head. Rounding the head to 4 bits would cost more than its size saves."""
+_BLOCK_FORMATS: Final = {"q4_0": "q4", "q4_1": "q4_min", "q8_0": "q8"}
 
 
 class TensorSource(Protocol):
@@ -52,6 +55,7 @@ def build_model(
     config: ModelConfig,
     source: TensorSource,
     *,
+    quantization: str,
     max_model_len: int,
     threads: int,
     progress: Callable[[float], None],
@@ -60,7 +64,9 @@ def build_model(
 
     Args:
         config: Shape of the model.
-        source: Its tensors.
+        source: Its tensors. Quantised blocks are used as they are where nothing within them has to
+            move.
+        quantization: Of matrices that are not quantised yet, a key of ``QUANTIZATIONS``.
         max_model_len: Positions to rotate.
         threads: That pack.
         progress: Told the fraction of layers that are done.
@@ -81,7 +87,7 @@ def build_model(
         eps=config.norm_eps,
         attention_scale=config.head_dim**-0.5,
     )
-    packer = _Packer(config, source, threads)
+    packer = _Packer(config, source, quantization, threads)
     for index in range(len(config.layers)):
         packer.add_layer(builder, index)
         progress((index + 1) / (len(config.layers) + 1))
@@ -93,11 +99,14 @@ def build_model(
 
 
 class _Packer:
-    def __init__(self, config: ModelConfig, source: TensorSource, threads: int) -> None:
+    def __init__(
+        self, config: ModelConfig, source: TensorSource, quantization: str, threads: int
+    ) -> None:
         self._config = config
         self._source = source
         self._threads = threads
         self._arena = _native.Arena()
+        self._layer_format, self._head_format = QUANTIZATIONS[quantization]
         c = config
         self._hidden_rows = _padded(np.arange(c.hidden), _round_up(c.hidden, GROUP))
         self._query_rows = _head_rows(c.num_heads, c.head_dim, split=True)
@@ -141,7 +150,7 @@ class _Packer:
         tied = c.tied if c.tied is not None else "lm_head.weight" not in source
         name = "model.embed_tokens" if tied else "lm_head"
         rows = _padded(np.arange(c.vocab_size), _round_up(c.vocab_size, LANES))
-        head = self._pack([name], c.vocab_size, c.hidden, rows, outputs=c.vocab_size)
+        head = self._pack([name], c.vocab_size, c.hidden, rows, is_head=True)
         builder.set_head(head, self._norm("model.norm.weight"))
 
     def _pack(
@@ -152,22 +161,26 @@ class _Packer:
         rows: Int32Array,
         inputs: Int32Array | None = None,
         *,
-        outputs: int | None = None,
+        is_head: bool = False,
     ) -> _native.PackedLinear:
         """Pack one matrix, or several stacked ones, ``rows[i]`` of which becomes output ``i``."""
         parts = [self._source.get(name + ".weight", num_rows, num_columns) for name in names]
         if len({part.kind for part in parts}) > 1:
-            raise ValueError(f"{names[0]} and its neighbours are stored in different types")
+            parts = [Tensor("f32", part.as_float32()) for part in parts]
+        kind = parts[0].kind
+        chosen = self._head_format if is_head else self._layer_format
+        if kind in BLOCK_BYTES:
+            chosen = "bf16" if inputs is not None else _BLOCK_FORMATS[kind]
         return _native.pack(
             self._arena,
-            [part.data for part in parts],
-            parts[0].kind,
+            [np.ascontiguousarray(part.data) for part in parts],
+            kind,
             num_columns,
             rows,
             inputs,
             self._bias(names, num_rows, rows),
-            "bf16",
-            outputs or len(rows),
+            chosen,
+            num_rows if is_head else len(rows),
             self._threads,
         )
 

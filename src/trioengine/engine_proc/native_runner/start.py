@@ -10,8 +10,14 @@ from trioengine.checkpoint_files import eos_token_ids
 from trioengine.engine_proc.kv_sizing import CPU_SHARE, GIB, KVCacheRequest, num_kv_blocks
 from trioengine.engine_proc.machine import available_memory_bytes, usable_cpus
 from trioengine.engine_proc.native_runner import _native
-from trioengine.engine_proc.native_runner.assemble import build_model, padded_head_dim
+from trioengine.engine_proc.native_runner.assemble import (
+    QUANTIZATIONS,
+    TensorSource,
+    build_model,
+    padded_head_dim,
+)
 from trioengine.engine_proc.native_runner.config import read_config
+from trioengine.engine_proc.native_runner.gguf_weights import GgufCheckpoint
 from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
 from trioengine.engine_proc.native_runner.weights import Checkpoint
 from trioengine.errors import ConfigError
@@ -32,6 +38,9 @@ MAX_NUM_SEQS: Final = 64
 BLOCK_MULTIPLE: Final = 16
 """Tokens of a tile of the KV cache."""
 
+GGUF_NAME: Final = "model.gguf"
+"""Beside a checkpoint that was converted from it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +52,7 @@ def start(
     config = read_config(model_dir)
     max_model_len = _max_model_len(config, options.max_model_len_tokens)
     isa = _resolve_isa(settings.isa)
-    builder = _pack(model_dir, config, max_model_len, settings.threads, progress)
+    builder = _pack(model_dir, config, max_model_len, settings, progress)
     num_blocks = _num_blocks(config, max_model_len, options)
     runner = _native.Runner(
         builder,
@@ -58,7 +67,7 @@ def start(
         runner,
         ModelInfo(
             name=model_dir.name,
-            runner=f"native cpu bfloat16 ({isa}, {settings.threads} threads)",
+            runner=f"native cpu {settings.weights} ({isa}, {settings.threads} threads)",
             simulated=False,
             max_model_len=max_model_len,
             vocab_size=config.vocab_size,
@@ -75,6 +84,12 @@ class _Settings:
 
     isa: str
     threads: int
+    quantization: str
+
+    @property
+    def weights(self) -> str:
+        """What the weights are, for people."""
+        return "bfloat16" if self.quantization == "none" else self.quantization
 
     @classmethod
     def parse(cls, options: EngineOptions) -> _Settings:
@@ -87,6 +102,10 @@ class _Settings:
         isa = args.pop("isa", "")
         if not isinstance(isa, str):
             raise ConfigError(f"engine argument isa must be a string, got {isa!r}")
+        quantization = args.pop("quantization", "none")
+        if quantization not in {*QUANTIZATIONS, "gguf"}:
+            known = ", ".join([*QUANTIZATIONS, "gguf"])
+            raise ConfigError(f"quantization must be one of {known}, got {quantization!r}")
         if args:
             raise ConfigError(f"the native engine has no argument {sorted(args)[0]!r}")
         if options.device == "cuda":
@@ -98,7 +117,7 @@ class _Settings:
                 f"--block-size {options.block_size_tokens}: the native engine's blocks hold a "
                 f"multiple of {BLOCK_MULTIPLE} tokens"
             )
-        return cls(isa=isa, threads=options.threads or usable_cpus())
+        return cls(isa, options.threads or usable_cpus(), str(quantization))
 
 
 def _resolve_isa(wanted: str) -> str:
@@ -121,16 +140,26 @@ def _pack(
     model_dir: Path,
     config: ModelConfig,
     max_model_len: int,
-    threads: int,
+    settings: _Settings,
     progress: Callable[[str, float], None],
 ) -> _native.ModelBuilder:
     progress("loading weights", 0.0)
+    quantization = settings.quantization
     return build_model(
         config,
-        Checkpoint(model_dir),
+        _open_weights(model_dir, config, quantization),
+        quantization="none" if quantization == "gguf" else quantization,
         max_model_len=max_model_len,
-        threads=threads,
+        threads=settings.threads,
         progress=lambda fraction: progress("loading weights", 0.95 * fraction),
+    )
+
+
+def _open_weights(model_dir: Path, config: ModelConfig, quantization: str) -> TensorSource:
+    if quantization != "gguf":
+        return Checkpoint(model_dir)
+    return GgufCheckpoint(
+        model_dir / GGUF_NAME, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
     )
 
 

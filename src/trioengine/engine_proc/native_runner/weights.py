@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Checkpoint", "Tensor"]
+__all__ = ["BLOCK_BYTES", "Checkpoint", "Tensor"]
 
 MAX_HEADER_BYTES: Final = 100 * 2**20  # the format's own limit
+BLOCK_BYTES: Final = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
+"""Bytes of 32 weights in GGUF's quantised blocks."""
+
 _DTYPES: Final[dict[str, tuple[str, type[np.generic]]]] = {
     "BF16": ("bf16", np.uint16),
     "F16": ("f16", np.uint16),
@@ -36,8 +39,8 @@ class Tensor:
     """One tensor.
 
     Attributes:
-        kind: ``bf16`` and ``f16`` (bits, uint16) or ``f32``.
-        data: The values, or their bits; C-contiguous.
+        kind: ``bf16`` and ``f16`` (bits, uint16), ``f32``, or one of ``BLOCK_BYTES``.
+        data: The values, or their bits; blocks as uint8 ``[rows, bytes of a row]``. C-contiguous.
     """
 
     kind: str
@@ -49,6 +52,8 @@ class Tensor:
             return (self.data.astype(np.uint32) << np.uint32(16)).view(np.float32)
         if self.kind == "f16":
             return self.data.view(np.float16).astype(np.float32)
+        if self.kind in BLOCK_BYTES:
+            return _dequantise(self.kind, self.data)
         return np.ascontiguousarray(self.data, np.float32)
 
     def as_bf16(self) -> npt.NDArray[np.uint16]:
@@ -58,6 +63,19 @@ class Tensor:
         bits = self.as_float32().view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> 16
         return rounded.astype(np.uint16)
+
+
+def _dequantise(kind: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    blocks = data.reshape(len(data), -1, BLOCK_BYTES[kind])
+    scale = blocks[..., 0:2].copy().view(np.float16).astype(np.float32)
+    if kind == "q8_0":
+        return (scale * blocks[..., 2:].view(np.int8)).reshape(len(data), -1)
+    nibbles = blocks[..., -16:]
+    codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float32)
+    if kind == "q4_0":
+        return (scale * (codes - np.float32(8))).reshape(len(data), -1)
+    minimum = blocks[..., 2:4].copy().view(np.float16).astype(np.float32)
+    return (scale * codes + minimum).reshape(len(data), -1)
 
 
 class _Entry(msgspec.Struct):
