@@ -97,6 +97,16 @@ async def test_half_a_head_is_answered_408(uds: Path, mock_clock: MockClock) -> 
         assert world.refused == ["request_timeout"]
 
 
+async def test_each_head_has_its_own_time(uds: Path, mock_clock: MockClock) -> None:
+    """Also where the next one is begun before the one before it is answered."""
+    async with running(DemoApp(), uds=uds) as world, await world.connect() as client:
+        await client.send(b"GET /o")
+        for _ in range(4):
+            await pass_time(mock_clock, LIMITS.head_s * 0.6)
+            await client.send(b"k HTTP/1.1\r\nHost: x\r\n\r\nGET /o")
+            assert (await client.read_response()).body == b"ok"
+
+
 @pytest.mark.parametrize("framing", ["Content-Length: 10", CHUNKED])
 async def test_half_a_body_is_answered_408_and_the_handler_is_let_go(
     uds: Path, mock_clock: MockClock, framing: str

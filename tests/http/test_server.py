@@ -319,6 +319,17 @@ async def test_abort_tells_every_owner_before_it_returns(uds: Path) -> None:
             client.close()
 
 
+async def test_a_client_that_is_thrown_out_sees_a_reset() -> None:
+    """What the kernel still holds for it is dropped, not kept until it deigns to read."""
+    app = DemoApp()
+    async with running(app) as world, await world.connect(receive_buffer=4096) as client:
+        await client.send(request("POST", "/flood", body=b"x"))
+        await app.expect("started /flood")
+        world.server.abort_connections()
+        with pytest.raises(trio.BrokenResourceError):
+            await client.read_to_end()
+
+
 async def test_nothing_is_left_open(uds: Path) -> None:
     app = DemoApp()
     before = num_fds()

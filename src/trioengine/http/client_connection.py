@@ -229,7 +229,6 @@ class ClientConnection:
     def _hang_up(self) -> None:
         # A client that went gets what the kernel still holds (it may have closed one half only);
         # for one that we throw out the kernel need not hold anything.
-        self.protocol.end_input()
         if self.loss == "client_disconnect":
             self.stream.close()
         else:
