@@ -110,6 +110,7 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--ssl-certfile", "a"), "--ssl-certfile and --ssl-keyfile need each other"),
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
         (("--seed", str(2**63)), "--seed: must be in [-9.22337e+18, 9.22337e+18], got"),
+        (("--threads", "100000"), "--threads: must be in [1, 1024], got 100000"),
         (("--stall-timeout", "0"), "--stall-timeout: must be >= 0.001, got 0"),
         (("--request-timeout", "0"), "--request-timeout: must be >= 0.001, got 0"),
     ],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "Option", "add_flags", "add_options", "load_config"]
 
+MAX_THREADS: Final = 1024  # all that are asked for are started: a slip takes the machine down
 BRIEF_S: Final = 0.001  # the least where 0 would mean never: no request, no step, no start in time
 
 
@@ -154,7 +155,15 @@ OPTIONS: Final = (
         "type of weights and activations",
         choices=("auto", "float32", "bfloat16", "float16"),
     ),
-    _count("threads", "engine.threads", "threads that compute; by default the engine decides"),
+    Option(
+        "threads",
+        "engine.threads",
+        "threads that compute; by default the engine decides",
+        "integer",
+        "N",
+        low=1,
+        high=MAX_THREADS,
+    ),
     _count(
         "max-model-len",
         "engine.max_model_len_tokens",
