@@ -42,6 +42,9 @@ INTERRUPTED: Final = 130  # as shells have it: 128 and the number of SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; return the exit code."""
+    _open_standard_streams()
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["serve"]:
+        _on_stop_signals(lambda number, frame: os._exit(ExitCode.ASKED))  # until there is more
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -53,6 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, cause = INTERRUPTED, "interrupted"
     sys.stderr.write(f"trioengine: {cause}\n")
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open on nothing whichever of the descriptors 0, 1 and 2 we were started without.
+
+    Else the next socket gets its number, and what is meant for people is written to a stranger.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _on_stop_signals(handler: Callable[[int, object], object] | signal.Handlers) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,6 +131,8 @@ def _serve(options: argparse.Namespace) -> int:
     source = find_model(config)
     spawned = _spawn_early(config, source)
     code, cause = _run(config, source, spawned, last_resort)
+    # Nothing is left that a signal could hurry, and the interpreter's own end would die of one.
+    _on_stop_signals(signal.SIG_IGN)
     if cause:
         log.sink().write(f"trioengine: {cause}\n".encode(errors="replace"))
     log.sink().close(LAST_WORDS_S)
@@ -123,8 +147,7 @@ def _leave_when_asked(last_resort: LastResort) -> None:
         os._exit(last_resort.code)  # an engine, if there is one, follows through its lifeline
 
     last_resort.code = ExitCode.ASKED
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
+    _on_stop_signals(leave)
 
 
 def _raise_descriptor_limit() -> None:
