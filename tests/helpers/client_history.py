@@ -132,8 +132,8 @@ Operation = Any  # one of the above, or one of a test's own
 _submits = builds(
     Submit,
     integers(1, 4),
-    integers(1, 40),
-    one_of(integers(1, 3), integers(1, 30)),
+    integers(1, 30),
+    one_of(integers(1, 3), integers(10, 60)),
     integers(-1, 1),
     one_of(none(), floats(0.5, 8.0)),
     booleans(),
