@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 import trioengine
 from helpers.server_process import process_lives, wait_until
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
+CLOSED_S = 20.0  # a bound for a loaded machine
 SEEDED: dict[str, Any] = {"tokens_from": "seed"}
 
 
@@ -115,6 +117,30 @@ def test_asyncio_code_calls_it_in_a_thread(llm: LLM) -> None:
         return list(await asyncio.gather(*calls))
 
     assert [batch[0].prompt for batch in asyncio.run(main())] == ["0", "1", "2", "3"]
+
+
+async def test_trio_code_calls_it_in_a_thread(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3)
+    (result,) = await trio.to_thread.run_sync(llm.generate, "x", params)
+    assert len(result.token_ids) == 3
+    for call in (lambda: LLM(engine="sim"), lambda: llm.generate("x", params)):
+        with pytest.raises(RuntimeError, match=r"await trio\.to_thread\.run_sync"):
+            call()
+
+
+async def test_it_is_closed_in_trio_code_all_the_same() -> None:
+    """Garbage is collected wherever it falls due, and must not hang there."""
+    llm = await trio.to_thread.run_sync(lambda: LLM(engine="sim"))
+    pid = engine_pid(llm)
+    closing = threading.Thread(target=trio.run, args=(_close, llm), daemon=True)
+    closing.start()
+    await trio.to_thread.run_sync(closing.join, CLOSED_S)
+    assert not closing.is_alive()
+    assert not process_lives(pid)
+
+
+async def _close(llm: LLM) -> None:
+    llm.close()
 
 
 def test_an_unknown_option_is_a_type_error() -> None:

@@ -8,7 +8,8 @@
 
 ``LLM`` is synchronous. Trio runs in a thread of its own behind anyio's blocking portal, so it may
 be called from any thread, several at once; from asyncio code, in a thread:
-``await asyncio.to_thread(llm.generate, prompts)``.
+``await asyncio.to_thread(llm.generate, prompts)``, and from Trio code likewise:
+``await trio.to_thread.run_sync(llm.generate, prompts)``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio.from_thread
 import msgspec
+import trio
 
 from trioengine.errors import InvalidRequestError, TrioEngineError
 from trioengine.http.convert import fan_out
@@ -104,14 +107,16 @@ class LLM:
 
         Raises:
             TypeError: There is no such option.
+            RuntimeError: Called in a Trio task, which it would block.
             ConfigError: An option's value or the model cannot be used.
             EngineStartError: The model does not load.
         """
+        _refuse_in_trio("LLM")
         config = _configure(model, options)
         source = find_model(config)
         resources = contextlib.ExitStack()
         # Also at the interpreter's exit: a portal's thread can't be asked to end after that.
-        self._close = weakref.finalize(self, resources.close)
+        self._close = weakref.finalize(self, _close_from_anywhere, resources)
         try:
             starting = anyio.from_thread.start_blocking_portal("trio", name="trioengine")
             self._portal: BlockingPortal = resources.enter_context(starting)
@@ -150,6 +155,7 @@ class LLM:
             InvalidRequestError: A prompt is empty or too long, or there are not as many ``params``.
             EngineDeadError: The engine died; the object is of no further use.
             KeyboardInterrupt: Ctrl-C; what ran has been aborted.
+            RuntimeError: Closed already, or called in a Trio task.
         """
         texts = _as_list(prompts)
         tokens = [self._encode(prompt, add_special_tokens=True) for prompt in texts]
@@ -245,6 +251,7 @@ class LLM:
     def _wait_for(self, batch: OfflineBatch) -> list[Completion]:
         if not self._close.alive:
             raise RuntimeError("this LLM has been closed")
+        _refuse_in_trio("llm.generate")
         running = self._portal.start_task_soon(batch.run)
         try:
             return running.result()
@@ -268,6 +275,28 @@ def _configure(model: str | None, options: Mapping[str, Any]) -> ServerConfig:
         drain_timeout_s=0.0,
         death_grace_s=0.0,  # there is nobody to be told but the caller
     )
+
+
+def _refuse_in_trio(name: str) -> None:
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            f"{name} is synchronous and would block this Trio task and all others: "
+            f"await trio.to_thread.run_sync({name}, ...)"
+        )
+
+
+def _close_from_anywhere(resources: contextlib.ExitStack) -> None:
+    """Close, also where garbage is collected inside of a Trio run.
+
+    Trio lets no thread that runs it talk to another run: the portal could not be told to stop, and
+    its thread would be waited for without end.
+    """
+    if not trio.lowlevel.in_trio_run():
+        resources.close()
+        return
+    closing = threading.Thread(target=resources.close, name="trioengine-close")
+    closing.start()
+    closing.join()
 
 
 def _stop(portal: BlockingPortal, server: Server, serving: concurrent.futures.Future[None]) -> None:
