@@ -19,7 +19,7 @@ from trioengine.stream_table import StreamTable
 if TYPE_CHECKING:
     from trioengine.metrics import AbortReason
 
-TERMINALS = [FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR]
+TERMINALS = [FinishReason.STOP, FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR]
 IN_ENGINE = {SequenceState.OPEN, SequenceState.ABORTING}
 LIVE = IN_ENGINE | {SequenceState.QUEUED}
 
@@ -188,4 +188,4 @@ class StreamTableMachine(RuleBasedStateMachine):
 
 
 TestStreamTable = StreamTableMachine.TestCase
-TestStreamTable.settings = settings(stateful_step_count=40)
+TestStreamTable.settings = settings(stateful_step_count=100)
