@@ -22,6 +22,7 @@ from trioengine.errors import ConfigError, EngineDeadError, EngineStartError, In
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -230,6 +231,18 @@ def test_a_program_that_forgets_to_close_ends_all_the_same() -> None:
         assert process.wait(20) == 0
         assert num_results == 1
         wait_until(lambda: not process_lives(pid), what="its engine is gone")
+
+
+def test_a_program_without_standard_streams_uses_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    script = (
+        "import sys; from trioengine import LLM\n"
+        "with LLM(engine='sim') as llm:\n"
+        "    open(sys.argv[1], 'w').write(str(len(llm.generate(['x', 'y']))))\n"
+    )
+    shell = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", sys.executable, "-c", script, str(told)]
+    assert subprocess.run(shell, timeout=60).returncode == 0
+    assert told.read_text() == "2"
 
 
 def test_importing_the_package_is_light() -> None:

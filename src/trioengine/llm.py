@@ -17,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -333,7 +334,7 @@ def _one_each(
 @contextlib.contextmanager
 def _bar(total: int, *, shown: bool) -> Iterator[Tick]:
     """Show a bar for ``total`` sequences; yield what advances it by one."""
-    if not shown:
+    if not shown or sys.stderr is None:  # a program without a standard error
         yield lambda: None
         return
     from tqdm import tqdm

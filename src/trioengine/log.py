@@ -11,6 +11,7 @@ import collections
 import logging
 import os
 import select
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final, Literal
@@ -175,10 +176,13 @@ _sink: LineSink | None = None
 
 
 def sink() -> LineSink:
-    """Return the sink on stderr of this process; made on first use."""
+    """Return the sink on stderr of this process; made on first use.
+
+    A program that was started without one has long given its number to something else.
+    """
     global _sink  # one process has one stderr
     if _sink is None:
-        _sink = LineSink()
+        _sink = LineSink(2 if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY))
     return _sink
 
 

@@ -32,7 +32,7 @@ def bar(phase: str, fraction: float) -> str:
 
 def terminal_drawer(draw: Callable[[str], None]) -> Callable[[str], None] | None:
     """Return ``draw`` where stderr is a terminal, ``None`` where it is not."""
-    return draw if sys.stderr.isatty() else None
+    return draw if sys.stderr is not None and sys.stderr.isatty() else None
 
 
 class Narrator:
