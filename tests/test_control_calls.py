@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioengine.control_calls import ControlCalls
-from trioengine.errors import EngineDeadError, InternalError
+from trioengine.errors import EngineDeadError, InternalError, InvalidRequestError
 from trioengine.protocol import Call, CallResult, ClientMessage
 
 
@@ -40,6 +40,10 @@ async def test_error_of_the_engine_is_the_callers() -> None:
     calls = ControlCalls(lambda _: calls.answer(CallResult(1, error="unknown method 'x'")))
     with pytest.raises(InternalError, match="unknown method"):
         await calls.call("x", {})
+    refusal = CallResult(1, error="a profile is running already", refused=True)
+    calls = ControlCalls(lambda _: calls.answer(refusal))
+    with pytest.raises(InvalidRequestError, match="running already"):
+        await calls.call("start_profile", {})
 
 
 async def test_caller_that_leaves_is_forgotten() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trioengine.errors import InternalError
+from trioengine.errors import InternalError, InvalidRequestError
 from trioengine.protocol import Call
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class ControlCalls:
         """Run ``method`` in the engine and return its result.
 
         Raises:
-            InternalError: The engine says that it could not.
+            InvalidRequestError: The engine says that there is no such thing to do now.
+            InternalError: The engine says that it failed.
             TrioEngineError: ``fail_all`` was called meanwhile.
         """
         call_id, call = next(self._ids), _Pending()
@@ -64,7 +65,9 @@ class ControlCalls:
         call = self._pending.pop(result.call_id, None)
         if call is not None:
             call.result = result.result
-            call.error = None if result.error is None else InternalError(result.error)
+            if result.error is not None:
+                kind = InvalidRequestError if result.refused else InternalError
+                call.error = kind(result.error)
             call.done.set()
 
     def fail_all(self, error: TrioEngineError) -> None:

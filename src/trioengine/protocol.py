@@ -157,11 +157,15 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
 
 
 class CallResult(msgspec.Struct, tag="result", array_like=True, frozen=True):
-    """Answer to a ``Call``: ``result``, or ``error`` as one sentence."""
+    """Answer to a ``Call``: ``result``, or ``error`` as one sentence.
+
+    ``refused``: the caller asked for what cannot be; nothing failed.
+    """
 
     call_id: int
     result: Any = None
     error: str | None = None
+    refused: bool = False
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, frozen=True):

@@ -202,7 +202,7 @@ def test_commands_that_arrive_within_a_step_keep_their_order(engine: SteppedEngi
     assert kinds[:3] == [
         CallResult(1),
         Accepted([2]),
-        CallResult(2, error="unknown method 'nonsense'"),
+        CallResult(2, error="unknown method 'nonsense'", refused=True),
     ]
     assert kinds[3] == Accepted([3])
 
@@ -249,7 +249,7 @@ def test_a_failing_call_tells_its_caller_and_nobody_else(engine: SteppedEngine) 
     engine.send(add(1, 2))
     engine.send(Call(9, "start_profile"))
     engine.run_until_idle()
-    assert CallResult(9, error="profiling needs --profile-dir") in engine.history
+    assert CallResult(9, error="profiling needs --profile-dir", refused=True) in engine.history
     assert reasons(engine, 1) == [FinishReason.LENGTH]
 
 

@@ -39,8 +39,9 @@ async def test_profiling_under_load(autojump_clock: MockClock, tmp_path: Path) -
         load = world.start("POST", CHAT, body_for(CHAT, stream=True, max_tokens=30))
         assert (await world.api.post("/start_profile")).status == 200
         again = await world.api.post("/start_profile")
-        assert again.status >= 400
+        assert (again.status, again.error["code"]) == (400, "invalid_value")
         assert (await world.api.post("/stop_profile")).status == 200
+        assert (await world.api.post("/stop_profile")).status == 400
         await load.finished.wait()
         assert load.events[-1] == "[DONE]"
     assert list(tmp_path.iterdir())  # noqa: ASYNC240 - in memory but for this

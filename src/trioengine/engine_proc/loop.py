@@ -19,7 +19,12 @@ import traceback
 from typing import TYPE_CHECKING, Protocol
 
 from trioengine.engine_proc.profiling import StepTimeline
-from trioengine.errors import ConfigError, ProtocolError, TrioEngineError
+from trioengine.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ProtocolError,
+    TrioEngineError,
+)
 from trioengine.protocol import (
     Abort,
     Accepted,
@@ -155,7 +160,8 @@ class EngineLoop:
         try:
             return CallResult(call.call_id, self._backend.call(call.method, call.args))
         except Exception as error:  # contained: the caller is told
-            return CallResult(call.call_id, error=_sentence(error))
+            refused = isinstance(error, InvalidRequestError)
+            return CallResult(call.call_id, error=_sentence(error), refused=refused)
 
     def _flush(self) -> None:
         """Send what must not wait for a step."""
