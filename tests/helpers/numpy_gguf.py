@@ -96,7 +96,8 @@ def _half(values: npt.NDArray[Any]) -> Float32Array:
 
 def _bits(values: Float32Array) -> Bytes:
     raw: Bytes = values.astype(np.float16).view(np.uint8)
-    return raw.reshape(*values.shape[:-1], 2)
+    pairs: Bytes = raw.reshape(*values.shape[:-1], 2)
+    return pairs
 
 
 def _nibbles(codes: npt.NDArray[Any]) -> Bytes:
