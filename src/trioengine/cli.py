@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(serve)
     serve.set_defaults(command=_serve)
     _add_models(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -112,6 +113,12 @@ def _add_models(commands: Any) -> None:
     path = actions.add_parser("path", help="print the directory of a model in the cache")
     path.add_argument("name", nargs="?", metavar="NAME", help="(default: the default model)")
     path.set_defaults(command=_print_path)
+
+
+def _add_bench(commands: Any) -> None:
+    from trioengine.bench.arguments import add_bench
+
+    add_bench(commands, _bench)
 
 
 # serve -------------------------------------------------------------------------------------------
@@ -239,4 +246,18 @@ def _print_path(options: argparse.Namespace) -> int:
     from trioengine.models_command import model_path
 
     print(model_path(options.name) if options.name else model_path())
+    return ExitCode.ASKED
+
+
+# bench -------------------------------------------------------------------------------------------
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from trioengine.bench.command import run_bench
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has started ends with it
+    report = run_bench(options, print)
+    if report.failures:
+        sys.stderr.write(f"trioengine: {report.failures}\n")
+        return ExitCode.UNEXPECTED
     return ExitCode.ASKED

@@ -1,0 +1,128 @@
+"""Prompts: the same each time, exact to the token, and disjoint between repeats."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from helpers.tiny_tokenizers import byte_fallback, byte_level
+from trioengine.bench.prompts import SizingTokenizer, make_prompts
+from trioengine.bench.sentences import sentences
+from trioengine.bench.workloads import WORKLOADS, Workload
+from trioengine.errors import ConfigError
+from trioengine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIMULATED = Tokenizer.simulated(49_152)
+TOKENIZERS = {
+    "simulated": SIMULATED,
+    "byte_level": Tokenizer(byte_level()),
+    "byte_fallback": Tokenizer(byte_fallback()),
+}
+
+
+def few(name: str, num_requests: int = 5) -> Workload:
+    return msgspec.structs.replace(WORKLOADS[name], num_requests=num_requests)
+
+
+def test_sentences_are_pinned() -> None:
+    """On any Python: what a seed means must not drift between versions of a benchmark."""
+    assert next(sentences("pinned")) == PINNED
+
+
+PINNED = "The second violinist moved two hundred bricks as soon as the snow melted."
+
+
+def test_sentences_differ_by_seed_and_go_on() -> None:
+    first, second = (list(itertools.islice(sentences(seed), 200)) for seed in ("a", "b"))
+    assert first == list(itertools.islice(sentences("a"), 200))
+    assert first != second
+    assert len(set(first)) > 190
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_prompt_has_exactly_its_tokens(name: str, kind: str) -> None:
+    workload, tokenizer = few(name), TOKENIZERS[kind]
+    prompts = make_prompts(workload, 1, tokenizer)
+    assert len(prompts) == 5
+    counts = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    assert counts == [workload.total_prompt_tokens] * 5
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_shared_prefix_is_shared_to_the_token(kind: str) -> None:
+    workload, tokenizer = few("W4"), TOKENIZERS[kind]
+    encoded = [tokenizer.encode(text) for text in make_prompts(workload, 1, tokenizer)]
+    heads = {tuple(ids[: workload.shared_tokens]) for ids in encoded}
+    rests = {tuple(ids[workload.shared_tokens :]) for ids in encoded}
+    assert (len(heads), len(rests)) == (1, 5)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_they_are_made_alike_each_time(name: str) -> None:
+    assert make_prompts(few(name), 2, SIMULATED) == make_prompts(few(name), 2, SIMULATED)
+
+
+def test_another_process_makes_the_same_ones() -> None:
+    """Nothing hangs on the seed of this process's hashes."""
+    script = (
+        "from trioengine.bench.prompts import make_prompts\n"
+        "from trioengine.bench.workloads import WORKLOADS\n"
+        "from trioengine.tokenizer import Tokenizer\n"
+        "print(make_prompts(WORKLOADS['W1'], 3, Tokenizer.simulated(49_152)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"{make_prompts(WORKLOADS['W1'], 3, SIMULATED)}\n"
+
+
+def test_no_two_prompts_of_any_repeat_begin_alike() -> None:
+    """Else a prefix cache would carry one repeat's work into the next."""
+    prompts = [
+        prompt
+        for rep in range(4)
+        for name in ("W1", "W2", "W3", "FE")
+        for prompt in make_prompts(WORKLOADS[name], rep, SIMULATED)
+    ]
+    prompts += [make_prompts(few("W4", 1), rep, SIMULATED)[0] for rep in range(4)]
+    openings = {prompt[: len("Note FE.1.511:")] for prompt in prompts}
+    assert len(openings) == len(prompts) == 4 * (5 + 64 + 128 + 512 + 1)
+
+
+def test_more_requests_keep_the_first_ones() -> None:
+    assert make_prompts(few("W2", 9), 1, SIMULATED)[:3] == make_prompts(few("W2", 3), 1, SIMULATED)
+
+
+def test_sizes_too_small_for_the_label_are_refused() -> None:
+    workload = Workload(name="W1", concurrency=1, num_requests=1, prompt_tokens=3, output_tokens=1)
+    with pytest.raises(ConfigError, match="exactly 3 tokens"):
+        make_prompts(workload, 1, SIMULATED)
+
+
+class Pairs:
+    """Two characters a token, and what is left over one: a cut never ends where it was made."""
+
+    def encode(self, text: str) -> list[int]:
+        tokens = [ord(a) << 8 | ord(b) for a, b in zip(text[::2], text[1::2], strict=False)]
+        return [1, *tokens, *([ord(text[-1])] if len(text) % 2 else [])]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pairs = "".join(chr(i >> 8) + chr(i & 255) if i > 255 else chr(i) for i in ids if i != 1)
+        return pairs.removesuffix("e")
+
+
+def test_a_cut_that_encodes_otherwise_is_padded() -> None:
+    tokenizer: SizingTokenizer = Pairs()
+    for name in ("W1", "W4"):
+        workload = few(name, 20)
+        for prompt in make_prompts(workload, 1, tokenizer):
+            assert len(tokenizer.encode(prompt)) == workload.total_prompt_tokens
