@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 QUIET_WITHIN_S = 1.0
+OTHER_DESCRIPTORS = 8  # the probe's connection, and what a thread opens in passing
 
 
 def descriptors(pid: int) -> dict[str, str]:
@@ -85,26 +87,29 @@ async def test_500_streams_that_close_at_random_leave_nothing_behind() -> None:
 
 
 def test_10_000_streams_at_once_are_all_exact_over_a_constant_number_of_sockets() -> None:
+    """The engine stands still until all of them are there, so that they really are at once."""
     args = json.dumps({"tokens_from": "seed"})
-    with ServerProcess(
-        *("--max-queue", "10000", "--max-num-seqs", "256", "--engine-args", args),
-        *("--max-queue-time", "600"),
-        port=0,
-    ) as server:
+    bounds = ("--max-queue", "10000", "--max-queue-time", "600", "--beat-timeout", "600")
+    with ServerProcess("--max-num-seqs", "256", "--engine-args", args, *bounds) as server:
         server.wait_ready()
         engine_pid, pid = server.engine_pid, server.process.pid
         engine_before, before = descriptors(engine_pid), len(descriptors(pid))
         command = [sys.executable, str(HELPERS / "load_client.py"), str(server.port), "10000", "10"]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(HELPERS.parent)}
-        ) as client:
-            wait_until(
-                lambda: server.metrics()["trioengine_open_connections"] > 5000,
-                timeout_s=120,
-                what="thousands are connected",
-            )
-            assert descriptors(engine_pid) == engine_before
-            output, _ = client.communicate(timeout=240)
+        environ = {**os.environ, "PYTHONPATH": str(HELPERS.parent)}
+        os.kill(engine_pid, signal.SIGSTOP)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as client:
+            try:
+                wait_until(
+                    lambda: server.metrics()["trioengine_requests_waiting"] == 10_000,
+                    timeout_s=120,
+                    what="all wait in the queue",
+                )
+                assert descriptors(engine_pid) == engine_before
+                assert len(descriptors(pid)) <= before + 10_000 + OTHER_DESCRIPTORS
+                os.kill(engine_pid, signal.SIGCONT)
+                output, _ = client.communicate(timeout=240)
+            finally:
+                client.kill()
         assert json.loads(output) == {"outcomes": {"exact": 10_000}, "num_texts": 1}
         wait_until(lambda: len(descriptors(pid)) <= before, what="descriptors are at baseline")
         assert descriptors(engine_pid) == engine_before
