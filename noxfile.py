@@ -123,8 +123,8 @@ def tests_without_torch(session: nox.Session) -> None:
     """The other Pythons, on the simulated engine, with neither torch nor transformers."""
     session.install("-q", *group("runtime-without-torch", "test"))
     session.install("-q", "--no-deps", "-C", "wheel.cmake=false", "-e", str(ROOT))
-    session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs,
-                env={"HYPOTHESIS_PROFILE": "ci"})  # fmt: skip
+    quick = "not soak and not gpu and not model and not slow"
+    session.run("pytest", *SERIAL, "-m", quick, *session.posargs, env={"HYPOTHESIS_PROFILE": "dev"})
 
 
 @nox.session(venv_backend="venv")
