@@ -61,11 +61,16 @@ struct AttentionTask {
   float scale;
   const int32_t* block_table;
   int tiles_per_block;
+  // What the same thread probably attends to next, to be asked for in time: null if nothing.
+  const int32_t* next_block_table;
+  int next_kv_head;
+  int next_first;  // token that its first query sees
+  int next_end;    // tokens that it sees end here
   KvLayer kv;
   void* scratch;        // attention_scratch_bytes(head_dim) bytes, 64-byte aligned
 };
 
-constexpr int kAttentionRows = 16;    // most query rows handled at once
+constexpr int kAttentionRows = 32;    // most query rows handled at once
 constexpr int kMaxHeadDim = 512;
 constexpr int kAttentionChunk = 128;  // tokens per softmax chunk, counted from position 0
 

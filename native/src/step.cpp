@@ -320,7 +320,9 @@ class Runner::Pass {
     task.kv = kv;
     task.scratch = own_.attention.as<void>();
     const int units = static_cast<int>(runner_.spans_.size()) * kv_heads;
-    next_phase().run(units, 1, [&](int index) {
+    // Several units at once where there are many: then most know what comes next.
+    const int grain = std::clamp(units / (8 * runner_.pool_.size()), 1, 4 * kv_heads);
+    next_phase().run(units, grain, [&](int index) {
       const Span& span = runner_.spans_[static_cast<std::size_t>(index / kv_heads)];
       task.queries = space_.queries.as<uint8_t>() + static_cast<std::size_t>(span.token) *
                                                         static_cast<std::size_t>(task.query_width) *
@@ -329,9 +331,25 @@ class Runner::Pass {
       task.tokens = span.tokens;
       task.position = step_.positions[span.token];
       task.kv_head = index % kv_heads;
-      task.block_table = step_.block_tables + span.sequence * step_.table_stride;
+      task.block_table = table_of(span);
+      look_ahead(&task, index + 1, units);
       kernels_.attention(task);
     });
+  }
+
+  const int32_t* table_of(const Span& span) const {
+    return step_.block_tables + span.sequence * step_.table_stride;
+  }
+
+  void look_ahead(AttentionTask* task, int index, int units) const {
+    task->next_block_table = nullptr;
+    if (index >= units) return;
+    const Span& span = runner_.spans_[static_cast<std::size_t>(index / shape_.kv_heads)];
+    const int position = step_.positions[span.token];
+    task->next_block_table = table_of(span);
+    task->next_kv_head = index % shape_.kv_heads;
+    task->next_first = task->window > 0 ? std::max(0, position + 1 - task->window) : 0;
+    task->next_end = position + span.tokens;
   }
 
   // Logits rows [first, first + rows): final norm, head, tokens.

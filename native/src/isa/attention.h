@@ -20,10 +20,12 @@
 namespace trioengine {
 namespace {
 
-// One row of a tile: which tokens it sees, and its softmax so far.
-struct RowState {
-  int begin, end;
-  float maximum, total;
+// Which tokens each row sees, and its softmax so far; in vectors, since rows are merged 16 at once.
+struct RowStates {
+  int begin[kAttentionRows], end[kAttentionRows];
+  float maximum[kAttentionRows], total[kAttentionRows];
+  float chunk_maximum[kAttentionRows], chunk_total[kAttentionRows];
+  float keep[kAttentionRows], take[kAttentionRows];  // factors of what was and of the chunk
 };
 
 // Softmax of one row within a chunk: scores become weights, relative to the chunk's maximum.
@@ -50,51 +52,69 @@ TRIO_INLINE void soften_row(const float* scores, Plain* weights, int low, int hi
   *total = vsum(sum);
 }
 
-// 2^x of one number; 1 for 0, so that a chunk without visible tokens changes nothing.
-TRIO_INLINE float exp2_scalar(float x) {
-  float lanes[kLanes];
-  vstore(lanes, vexp2<true>(vset(x)));
-  return lanes[0];
+// Brings what was so far and the chunk to one maximum. 2^0 is 1, so that a chunk without visible
+// tokens changes nothing.
+TRIO_INLINE void merge_states(RowStates* rows, int num_rows) {
+  for (int r = 0; r < num_rows; r += kLanes) {
+    const Vf before = vload(rows->maximum + r), chunk = vload(rows->chunk_maximum + r);
+    const Vf most = vmax(before, chunk);
+    const Vf keep = vexp2<true>(vsub(before, most)), take = vexp2<true>(vsub(chunk, most));
+    vstore(rows->maximum + r, most);
+    vstore(rows->keep + r, keep);
+    vstore(rows->take + r, take);
+    const Vf added = vmul(vload(rows->chunk_total + r), take);
+    vstore(rows->total + r, vfma(vload(rows->total + r), keep, added));
+  }
 }
 
-TRIO_INLINE void merge_row(RowState* row, float maximum, float total, const float* product,
-                           float* sum, int head_dim) {
-  const float most = row->maximum > maximum ? row->maximum : maximum;
-  const float keep = exp2_scalar(row->maximum - most), take = exp2_scalar(maximum - most);
+TRIO_INLINE void merge_row(float keep, float take, const float* product, float* sum,
+                           int head_dim) {
   const Vf keep_all = vset(keep), take_all = vset(take);
   for (int d = 0; d < head_dim; d += kLanes) {
     vstore(sum + d, vfma(vload(product + d), take_all, vmul(vload(sum + d), keep_all)));
   }
-  row->total = row->total * keep + total * take;
-  row->maximum = most;
 }
 
-TRIO_INLINE TileList tiles_of(const AttentionTask& task, int chunk, int end) {
+TRIO_INLINE TileList tiles_of(const AttentionTask& task, const int32_t* block_table, int kv_head,
+                              int chunk, int end) {
   const int first = chunk * kChunkTiles, all = (end + kLanes - 1) / kLanes;
+  int block = first / task.tiles_per_block, within = first % task.tiles_per_block;
   TileList list;
   for (; list.count < kChunkTiles && first + list.count < all; ++list.count) {
-    const int index = first + list.count;
-    const int block = task.block_table[index / task.tiles_per_block];
-    const int tile = block * task.tiles_per_block + index % task.tiles_per_block;
-    list.at[list.count] = kv_tile(task.kv, tile, task.kv_head);
+    const int tile = block_table[block] * task.tiles_per_block + within;
+    list.at[list.count] = kv_tile(task.kv, tile, kv_head);
+    if (++within == task.tiles_per_block) {
+      within = 0;
+      ++block;
+    }
   }
   return list;
 }
 
-void attend_chunk(const ChunkWork& work, int first, float factor, RowState* rows) {
+// The tiles after those of `chunk`: of the next chunk, or of the thread's next task.
+TRIO_INLINE TileList tiles_after(const AttentionTask& task, int chunk, int end) {
+  if ((chunk + 1) * kAttentionChunk < end) {
+    return tiles_of(task, task.block_table, task.kv_head, chunk + 1, end);
+  }
+  if (task.next_block_table == nullptr) return {};
+  return tiles_of(task, task.next_block_table, task.next_kv_head,
+                  task.next_first / kAttentionChunk, task.next_end);
+}
+
+void attend_chunk(const ChunkWork& work, int first, float factor, RowStates* rows) {
   const AttentionScratch& s = work.scratch;
   const int dim = work.head_dim, count = work.tiles.count * kLanes;
   score_chunk(work);
-  float maxima[kAttentionRows], totals[kAttentionRows];
   for (int r = 0; r < work.rows; ++r) {
-    const int low = rows[r].begin - first, high = rows[r].end - first;
+    const int low = rows->begin[r] - first, high = rows->end[r] - first;
     const auto soften = low <= 0 && high >= count ? soften_row<false> : soften_row<true>;
     soften(s.scores + r * kAttentionChunk, s.weights + r * kAttentionChunk, low, high, count,
-           factor, maxima + r, totals + r);
+           factor, rows->chunk_maximum + r, rows->chunk_total + r);
   }
   weigh_chunk(work);
+  merge_states(rows, work.rows);
   for (int r = 0; r < work.rows; ++r) {
-    merge_row(rows + r, maxima[r], totals[r], s.product + r * dim, s.sum + r * dim, dim);
+    merge_row(rows->keep[r], rows->take[r], s.product + r * dim, s.sum + r * dim, dim);
   }
 }
 
@@ -122,34 +142,40 @@ TRIO_INLINE void store_result(const AttentionTask& task, const float* sum, float
   }
 }
 
+// Rows [first_row, first_row + num_rows) of a task: rows are tokens times the heads of the group.
 void attend_rows(const AttentionTask& task, int first_row, int num_rows) {
   ChunkWork work;
   work.scratch = carve_scratch(task.scratch, task.kv.head_dim);
   work.rows = num_rows;
   work.head_dim = task.kv.head_dim;
   work.stream = task.tokens == 1;
-  RowState rows[kAttentionRows];
+  RowStates rows;
+  for (int r = 0; r < kAttentionRows; ++r) {  // of rows that are not there, too: no stray NaN
+    rows.maximum[r] = rows.chunk_maximum[r] = kNever;
+    rows.total[r] = rows.chunk_total[r] = 0.0f;
+  }
   int begin = 0x7fffffff, end = 0;
   for (int r = 0; r < num_rows; ++r) {
     const int token = (first_row + r) / task.group, head = (first_row + r) % task.group;
     const int stop = task.position + token + 1;
     const int start = task.window > 0 && stop > task.window ? stop - task.window : 0;
-    rows[r] = {start, stop, kNever, 0.0f};
+    rows.begin[r] = start;
+    rows.end[r] = stop;
     begin = start < begin ? start : begin;
     end = stop > end ? stop : end;
     load_query(task, work.scratch, r, token, head);
   }
   begin_rows(num_rows);
   const int first = begin / kAttentionChunk;
-  work.next = tiles_of(task, first, end);
+  work.next = tiles_of(task, task.block_table, task.kv_head, first, end);
   for (int chunk = first; chunk * kAttentionChunk < end; ++chunk) {
     work.tiles = work.next;
-    work.next = tiles_of(task, chunk + 1, end);
-    attend_chunk(work, chunk * kAttentionChunk, task.scale * kLog2E, rows);
+    work.next = tiles_after(task, chunk, end);
+    attend_chunk(work, chunk * kAttentionChunk, task.scale * kLog2E, &rows);
   }
   for (int r = 0; r < num_rows; ++r) {
     const int token = (first_row + r) / task.group, head = (first_row + r) % task.group;
-    store_result(task, work.scratch.sum + r * work.head_dim, rows[r].total, token, head);
+    store_result(task, work.scratch.sum + r * work.head_dim, rows.total[r], token, head);
   }
 }
 

@@ -9,15 +9,22 @@ namespace trioengine {
 namespace {
 
 constexpr int kRowsAtOnce = kAttentionRows;
+constexpr int kHalfRows = 16;  // of one tile of queries
 
-// Tiles 0..3 accumulate; 4 queries, 5 keys; 6 softmax weights of 16 tokens, 7 their values.
-TRIO_INLINE void begin_rows(int rows) {
+TRIO_INLINE void configure(const uint8_t (&rows)[8], const uint8_t (&column_bytes)[8]) {
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
-    config.column_bytes[t] = t == 6 ? 32 : 64;
-    config.rows[t] = static_cast<uint8_t>(t == 5 ? 16 : (t == 7 ? 8 : rows));
+    config.rows[t] = rows[t];
+    config.column_bytes[t] = column_bytes[t];
   }
   _tile_loadconfig(&config);
+}
+
+// Up to 16 rows. Tiles 0..3 accumulate; 4 queries, 5 keys; 6 weights of 16 tokens, 7 their values.
+TRIO_INLINE void begin_rows(int rows) {
+  if (rows > kHalfRows) return;  // scores and values then need a configuration each
+  const uint8_t n = static_cast<uint8_t>(rows);
+  configure({n, n, n, n, n, 16, n, 8}, {64, 64, 64, 64, 64, 64, 32, 64});
 }
 
 TRIO_INLINE void score_tiles_amx(const ChunkWork& work) {
@@ -96,6 +103,70 @@ TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work) {
   }
 }
 
+// 17 to 32 rows, for prefills: every tile of keys and values serves two tiles of rows. Tiles 0..3
+// accumulate (upper rows times two tiles, lower rows times two), 4 and 5 are the rows, 6 and 7 keys.
+TRIO_INLINE void score_two_halves(const ChunkWork& work) {
+  const int dim = work.head_dim;
+  const long stride = dim * 2;
+  const uint8_t lower = static_cast<uint8_t>(work.rows - kHalfRows);
+  configure({16, 16, lower, lower, 16, lower, 16, 16}, {64, 64, 64, 64, 64, 64, 64, 64});
+  for (int t = 0; t < work.tiles.count; t += 2) {
+    // An odd last tile is taken twice: its second column of scores is never read.
+    const uint16_t* left = work.tiles.at[t];
+    const uint16_t* right = work.tiles.at[t + 1 < work.tiles.count ? t + 1 : t];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int d = 0; d < dim; d += kGroup) {
+      _tile_loadd(4, work.scratch.queries + d, stride);
+      _tile_loadd(6, left + d * kLanes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, right + d * kLanes, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, work.scratch.queries + kHalfRows * dim + d, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    float* out = work.scratch.scores + t * kLanes;
+    float* below = out + kHalfRows * kAttentionChunk;
+    _tile_stored(0, out, kAttentionChunk * 4);
+    _tile_stored(1, out + 16, kAttentionChunk * 4);
+    _tile_stored(2, below, kAttentionChunk * 4);
+    _tile_stored(3, below + 16, kAttentionChunk * 4);
+  }
+}
+
+TRIO_INLINE void weigh_two_halves(const ChunkWork& work) {
+  const int dim = work.head_dim;
+  const long stride = dim * 4;
+  const AttentionScratch& s = work.scratch;
+  const uint8_t lower = static_cast<uint8_t>(work.rows - kHalfRows);
+  configure({16, 16, lower, lower, 16, lower, 8, 8}, {64, 64, 64, 64, 32, 32, 64, 64});
+  for (int column = 0; column < dim; column += 2 * kLanes) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int t = 0; t < work.tiles.count; ++t) {
+      const uint16_t* values = work.tiles.at[t] + kLanes * dim + column * 2;
+      _tile_loadd(4, s.weights + t * kLanes, kAttentionChunk * 2);
+      _tile_loadd(6, values, stride);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, values + 32, stride);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, s.weights + kHalfRows * kAttentionChunk + t * kLanes, kAttentionChunk * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    float* out = s.product + column;
+    _tile_stored(0, out, stride);
+    _tile_stored(1, out + 16, stride);
+    _tile_stored(2, out + kHalfRows * dim, stride);
+    _tile_stored(3, out + kHalfRows * dim + 16, stride);
+  }
+}
+
 TRIO_INLINE void score_chunk(const ChunkWork& work) {
   if (work.stream) {
     for (int t = 0; t < work.tiles.count; ++t) {
@@ -103,6 +174,7 @@ TRIO_INLINE void score_chunk(const ChunkWork& work) {
     }
   }
   settle_memory();
+  if (work.rows > kHalfRows) return score_two_halves(work);
   score_tiles_amx(work);
 }
 
@@ -111,6 +183,7 @@ TRIO_INLINE void weigh_chunk(const ChunkWork& work) {
     for (int t = 0; t < work.next.count; ++t) prefetch_half(work.next.at[t], work.head_dim);
   }
   settle_memory();
+  if (work.rows > kHalfRows) return weigh_two_halves(work);
   weigh_tiles_amx(work);
 }
 

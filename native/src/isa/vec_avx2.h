@@ -59,6 +59,8 @@ TRIO_INLINE Vf vround(Vf a) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
 }
+TRIO_INLINE Vf vclamp_exponent(Vf a) { return vmax(a, vset(-126.0f)); }
+TRIO_INLINE Vf vreciprocal(Vf a) { return vdiv(vset(1.0f), a); }
 TRIO_INLINE __m256 scale2_half(__m256 a, __m256 n) {
   const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));

@@ -29,6 +29,11 @@ TRIO_INLINE Vf vmax(Vf a, Vf b) { return _mm512_max_ps(a, b); }
 TRIO_INLINE Vf vmin(Vf a, Vf b) { return _mm512_min_ps(a, b); }
 TRIO_INLINE Vf vabs(Vf a) { return _mm512_abs_ps(a); }
 TRIO_INLINE Vf vround(Vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
+TRIO_INLINE Vf vclamp_exponent(Vf a) { return a; }  // vscale2 takes any n
+TRIO_INLINE Vf vreciprocal(Vf a) {  // within 2^-23; a division would take twice as long
+  const Vf guess = _mm512_rcp14_ps(a);
+  return _mm512_mul_ps(guess, _mm512_fnmadd_ps(a, guess, _mm512_set1_ps(2.0f)));
+}
 TRIO_INLINE Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }  // a * 2^n, n integral
 TRIO_INLINE float vsum(Vf a) { return _mm512_reduce_add_ps(a); }
 TRIO_INLINE float vmaximum(Vf a) { return _mm512_reduce_max_ps(a); }

@@ -40,6 +40,8 @@ TRIO_INLINE Vf vround(Vf a) {  // |a| < 2^22: adding 1.5 * 2^23 leaves no fracti
   return (a + magic) - magic;
 }
 TRIO_INLINE Vi iround(Vf a) { return __builtin_convertvector(vround(a), Vi); }
+TRIO_INLINE Vf vclamp_exponent(Vf a) { return vmax(a, vset(-126.0f)); }
+TRIO_INLINE Vf vreciprocal(Vf a) { return vdiv(vset(1.0f), a); }
 TRIO_INLINE Vf vscale2(Vf a, Vf n) { return (Vf)((Vi)a + (iround(n) << 23)); }
 TRIO_INLINE float vsum(Vf a) {
   for (int step = 8; step > 0; step /= 2) {

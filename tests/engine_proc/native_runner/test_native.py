@@ -286,8 +286,9 @@ def keep(logits: Float32Array, params: dict[str, Any]) -> tuple[list[int], list[
             break
     if params["top_p"] == 1.0:
         nucleus = kept
-    if params["top_p"] == 1.0 and params["min_p"] == 0.0 and params["top_k"] == 0:
-        nucleus = sorted(nucleus)
+    keeps_all = params["top_k"] == 0 or params["top_k"] >= len(logits)
+    if params["top_p"] == 1.0 and params["min_p"] == 0.0 and keeps_all:
+        nucleus = sorted(nucleus)  # nothing to rank: drawn in the order of ids
     probabilities = weights[nucleus] / weights[nucleus].sum()
     return nucleus, probabilities.tolist()
 
