@@ -102,7 +102,8 @@ def _bits(values: Float32Array) -> Bytes:
 
 def _nibbles(codes: npt.NDArray[Any]) -> Bytes:
     rounded = np.clip(np.rint(codes), 0, 15).astype(np.uint8)
-    return rounded[..., :16] | (rounded[..., 16:] << 4)
+    packed: Bytes = rounded[..., :16] | (rounded[..., 16:] << 4)
+    return packed
 
 
 def _join(rows: int, *parts: Bytes) -> Bytes:
