@@ -103,6 +103,7 @@ def test_a_tensor_that_is_not_there_or_not_whole_is_refused(tmp_path: Path) -> N
         read(path)
 
 
+@pytest.mark.model  # whose environment has the gguf package, for the kinds of block not read here
 @given(data=st.data())
 def test_a_damaged_file_is_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
