@@ -23,6 +23,7 @@ struct GemmUnit {
 };
 
 constexpr int kMaxRowTile = 32;
+constexpr int kMostUnitPanels = 8;  // of a unit that is not a head
 
 static inline size_t gemm_scratch_floats(int panels) {
   return static_cast<size_t>(kMaxRowTile) * static_cast<size_t>(panels) * kLanes;

@@ -239,10 +239,13 @@ class Runner::Pass {
     add_to_hidden(layer.down->view(), gated);
   }
 
-  // Narrow units where there are few: the threads must come out even.
+  // Wide units where there are many rows to share each block of inputs, narrow ones where there
+  // are few units: the threads must come out even.
   void add_to_hidden(const Linear& w, const Acts& input) {
+    const int row_blocks = ceil_div(step_.num_tokens, kRowMultiple);
     const int few = 8 * runner_.pool_.size();
-    const int panels = w.panels / 4 * ceil_div(step_.num_tokens, kRowMultiple) < few ? 2 : 4;
+    int panels = 8;
+    while (panels > 2 && w.panels / panels * row_blocks < few) panels /= 2;
     gemm(w, input, step_.num_tokens, panels, 1,
          [&](const GemmUnit& unit) { kernels_.gemm_add(unit, hidden_, width()); });
   }

@@ -61,7 +61,7 @@ Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_thr
                       static_cast<std::size_t>(model.head().panels) * kLanes * sizeof(float));
   tiles.resize(rows);
   fresh.resize(rows);
-  const int widest = std::max(shape.padded_head_dim / kLanes, kHeadUnitPanels);
+  const int widest = std::max(shape.padded_head_dim / kLanes, kMostUnitPanels);
   threads.resize(static_cast<std::size_t>(num_threads));
   for (ThreadSpace& space : threads) {
     space.gemm = HugeBuffer(gemm_scratch_floats(widest) * sizeof(float));

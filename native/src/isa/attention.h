@@ -28,28 +28,41 @@ struct RowStates {
   float keep[kAttentionRows], take[kAttentionRows];  // factors of what was and of the chunk
 };
 
+// Sums of a chunk are added in this order whatever the number of its tiles; absent ones are 0.
+TRIO_INLINE float sum_tiles(const Vf (&sums)[kChunkTiles]) {
+  static_assert(kChunkTiles == 8, "the tree has 8 leaves");
+  const Vf left = vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3]));
+  const Vf right = vadd(vadd(sums[4], sums[5]), vadd(sums[6], sums[7]));
+  return vsum(vadd(left, right));
+}
+
 // Softmax of one row within a chunk: scores become weights, relative to the chunk's maximum.
-// `factor` turns scores into exponents of 2. Tokens outside [low, high) get weight 0.
+// `factor` turns scores into exponents of 2. With kMasked, tokens outside [low, high) get weight 0;
+// without, there are kChunkTiles tiles, and the loops are unrolled.
 template <bool kMasked>
-TRIO_INLINE void soften_row(const float* scores, Plain* weights, int low, int high, int count,
+TRIO_INLINE void soften_row(const float* scores, Plain* weights, int low, int high, int tiles,
                             float factor, float* maximum, float* total) {
   const Vf never = vset(kNever), scale = vset(factor);
-  Vf most = never;
-  for (int i = 0; i < count; i += kLanes) {
-    Vf x = vload(scores + i);
-    if (kMasked) x = vkeep(x, low - i, high - i, never);
-    most = vmax(x, most);
+  const int count = kMasked ? tiles : kChunkTiles;
+  Vf parts[kChunkTiles];
+  for (int t = 0; t < count; ++t) {
+    parts[t] = vload(scores + t * kLanes);
+    if (kMasked) parts[t] = vkeep(parts[t], low - t * kLanes, high - t * kLanes, never);
   }
-  *maximum = vmaximum(most) * factor;
+  Vf most = parts[0], other = parts[count > 1 ? 1 : 0];
+  for (int t = 2; t < count; ++t) {
+    Vf& strand = t % 2 == 0 ? most : other;
+    strand = vmax(parts[t], strand);
+  }
+  *maximum = vmaximum(vmax(most, other)) * factor;
   const Vf shift = vset(*maximum);
-  Vf sum = vset(0.0f);
-  for (int i = 0; i < count; i += kLanes) {
-    Vf weight = vexp2<kExactWeights>(vfms(vload(scores + i), scale, shift));
-    if (kMasked) weight = vkeep(weight, low - i, high - i, vset(0.0f));
-    sum = vadd(sum, weight);
-    vstore_plain(weights + i, weight);
+  for (int t = 0; t < count; ++t) {
+    parts[t] = vexp2<kExactWeights>(vfms(parts[t], scale, shift));
+    if (kMasked) parts[t] = vkeep(parts[t], low - t * kLanes, high - t * kLanes, vset(0.0f));
+    vstore_plain(weights + t * kLanes, parts[t]);
   }
-  *total = vsum(sum);
+  for (int t = count; t < kChunkTiles; ++t) parts[t] = vset(0.0f);
+  *total = sum_tiles(parts);
 }
 
 // Brings what was so far and the chunk to one maximum. 2^0 is 1, so that a chunk without visible
@@ -101,21 +114,49 @@ TRIO_INLINE TileList tiles_after(const AttentionTask& task, int chunk, int end) 
                   task.next_first / kAttentionChunk, task.next_end);
 }
 
-void attend_chunk(const ChunkWork& work, int first, float factor, RowStates* rows) {
+TRIO_INLINE void soften_chunk(const ChunkWork& work, const TileList& tiles, int first,
+                              float factor, RowStates* rows) {
   const AttentionScratch& s = work.scratch;
-  const int dim = work.head_dim, count = work.tiles.count * kLanes;
-  score_chunk(work);
   for (int r = 0; r < work.rows; ++r) {
     const int low = rows->begin[r] - first, high = rows->end[r] - first;
-    const auto soften = low <= 0 && high >= count ? soften_row<false> : soften_row<true>;
-    soften(s.scores + r * kAttentionChunk, s.weights + r * kAttentionChunk, low, high, count,
-           factor, rows->chunk_maximum + r, rows->chunk_total + r);
+    const auto soften =
+        low <= 0 && high >= kAttentionChunk ? soften_row<false> : soften_row<true>;
+    soften(s.scores + r * kAttentionChunk, s.weights + r * kAttentionChunk, low, high,
+           tiles.count, factor, rows->chunk_maximum + r, rows->chunk_total + r);
   }
-  weigh_chunk(work);
+}
+
+TRIO_INLINE void merge_chunk(const ChunkWork& work, RowStates* rows) {
+  const int dim = work.head_dim;
   merge_states(rows, work.rows);
   for (int r = 0; r < work.rows; ++r) {
-    merge_row(rows->keep[r], rows->take[r], s.product + r * dim, s.sum + r * dim, dim);
+    merge_row(rows->keep[r], rows->take[r], work.scratch.product + r * dim,
+              work.scratch.sum + r * dim, dim);
   }
+}
+
+// Chunks from that of token `begin` to that before `end`. The scores of a chunk are computed before
+// the values of the one before it are weighed: what is stored for a matrix product then has time
+// to arrive in the cache, from which alone tiles are loaded.
+void attend_chunks(const ChunkWork& work, const AttentionTask& task, int begin, int end,
+                   RowStates* rows) {
+  const float factor = task.scale * kLog2E;
+  int chunk = begin / kAttentionChunk;
+  TileList tiles = tiles_of(task, task.block_table, task.kv_head, chunk, end);
+  TileList next = tiles_after(task, chunk, end);
+  score_chunk(work, tiles);
+  soften_chunk(work, tiles, chunk * kAttentionChunk, factor, rows);
+  for (; (chunk + 1) * kAttentionChunk < end; ++chunk) {
+    score_chunk(work, next);
+    const TileList ahead = tiles_after(task, chunk + 1, end);
+    weigh_chunk(work, tiles, ahead);
+    merge_chunk(work, rows);
+    soften_chunk(work, next, (chunk + 1) * kAttentionChunk, factor, rows);
+    tiles = next;
+    next = ahead;
+  }
+  weigh_chunk(work, tiles, next);
+  merge_chunk(work, rows);
 }
 
 TRIO_INLINE void load_query(const AttentionTask& task, const AttentionScratch& s, int row,
@@ -166,13 +207,7 @@ void attend_rows(const AttentionTask& task, int first_row, int num_rows) {
     load_query(task, work.scratch, r, token, head);
   }
   begin_rows(num_rows);
-  const int first = begin / kAttentionChunk;
-  work.next = tiles_of(task, task.block_table, task.kv_head, first, end);
-  for (int chunk = first; chunk * kAttentionChunk < end; ++chunk) {
-    work.tiles = work.next;
-    work.next = tiles_after(task, chunk, end);
-    attend_chunk(work, chunk * kAttentionChunk, task.scale * kLog2E, &rows);
-  }
+  attend_chunks(work, task, begin, end, &rows);
   for (int r = 0; r < num_rows; ++r) {
     const int token = (first_row + r) / task.group, head = (first_row + r) % task.group;
     store_result(task, work.scratch.sum + r * work.head_dim, rows.total[r], token, head);

@@ -27,25 +27,24 @@ TRIO_INLINE void begin_rows(int rows) {
   configure({n, n, n, n, n, 16, n, 8}, {64, 64, 64, 64, 64, 64, 32, 64});
 }
 
-TRIO_INLINE void score_tiles_amx(const ChunkWork& work) {
+TRIO_INLINE void score_tiles_amx(const ChunkWork& work, const TileList& tiles) {
   const int dim = work.head_dim;
   const long stride = dim * 2;
-  const uint16_t* const* tiles = work.tiles.at;
   int t = 0;
-  for (; t + 4 <= work.tiles.count; t += 4) {
+  for (; t + 4 <= tiles.count; t += 4) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int d = 0; d < dim; d += kGroup) {
       _tile_loadd(4, work.scratch.queries + d, stride);
-      _tile_loadd(5, tiles[t] + d * kLanes, 64);
+      _tile_loadd(5, tiles.at[t] + d * kLanes, 64);
       _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(5, tiles[t + 1] + d * kLanes, 64);
+      _tile_loadd(5, tiles.at[t + 1] + d * kLanes, 64);
       _tile_dpbf16ps(1, 4, 5);
-      _tile_loadd(5, tiles[t + 2] + d * kLanes, 64);
+      _tile_loadd(5, tiles.at[t + 2] + d * kLanes, 64);
       _tile_dpbf16ps(2, 4, 5);
-      _tile_loadd(5, tiles[t + 3] + d * kLanes, 64);
+      _tile_loadd(5, tiles.at[t + 3] + d * kLanes, 64);
       _tile_dpbf16ps(3, 4, 5);
     }
     float* out = work.scratch.scores + t * kLanes;
@@ -54,18 +53,18 @@ TRIO_INLINE void score_tiles_amx(const ChunkWork& work) {
     _tile_stored(2, out + 32, kAttentionChunk * 4);
     _tile_stored(3, out + 48, kAttentionChunk * 4);
   }
-  for (; t < work.tiles.count; ++t) {
+  for (; t < tiles.count; ++t) {
     _tile_zero(0);
     for (int d = 0; d < dim; d += kGroup) {
       _tile_loadd(4, work.scratch.queries + d, stride);
-      _tile_loadd(5, tiles[t] + d * kLanes, 64);
+      _tile_loadd(5, tiles.at[t] + d * kLanes, 64);
       _tile_dpbf16ps(0, 4, 5);
     }
     _tile_stored(0, work.scratch.scores + t * kLanes, kAttentionChunk * 4);
   }
 }
 
-TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work) {
+TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work, const TileList& tiles) {
   const int dim = work.head_dim;
   const long stride = dim * 4;
   const AttentionScratch& s = work.scratch;
@@ -75,8 +74,8 @@ TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int t = 0; t < work.tiles.count; ++t) {
-      const uint16_t* values = work.tiles.at[t] + kLanes * dim + column * 2;
+    for (int t = 0; t < tiles.count; ++t) {
+      const uint16_t* values = tiles.at[t] + kLanes * dim + column * 2;
       _tile_loadd(6, s.weights + t * kLanes, kAttentionChunk * 2);
       _tile_loadd(7, values, stride);
       _tile_dpbf16ps(0, 6, 7);
@@ -94,9 +93,9 @@ TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work) {
   }
   for (; column < dim; column += kLanes) {
     _tile_zero(0);
-    for (int t = 0; t < work.tiles.count; ++t) {
+    for (int t = 0; t < tiles.count; ++t) {
       _tile_loadd(6, s.weights + t * kLanes, kAttentionChunk * 2);
-      _tile_loadd(7, work.tiles.at[t] + kLanes * dim + column * 2, stride);
+      _tile_loadd(7, tiles.at[t] + kLanes * dim + column * 2, stride);
       _tile_dpbf16ps(0, 6, 7);
     }
     _tile_stored(0, s.product + column, stride);
@@ -105,15 +104,15 @@ TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work) {
 
 // 17 to 32 rows, for prefills: every tile of keys and values serves two tiles of rows. Tiles 0..3
 // accumulate (upper rows times two tiles, lower rows times two), 4 and 5 are the rows, 6 and 7 keys.
-TRIO_INLINE void score_two_halves(const ChunkWork& work) {
+TRIO_INLINE void score_two_halves(const ChunkWork& work, const TileList& tiles) {
   const int dim = work.head_dim;
   const long stride = dim * 2;
   const uint8_t lower = static_cast<uint8_t>(work.rows - kHalfRows);
   configure({16, 16, lower, lower, 16, lower, 16, 16}, {64, 64, 64, 64, 64, 64, 64, 64});
-  for (int t = 0; t < work.tiles.count; t += 2) {
+  for (int t = 0; t < tiles.count; t += 2) {
     // An odd last tile is taken twice: its second column of scores is never read.
-    const uint16_t* left = work.tiles.at[t];
-    const uint16_t* right = work.tiles.at[t + 1 < work.tiles.count ? t + 1 : t];
+    const uint16_t* left = tiles.at[t];
+    const uint16_t* right = tiles.at[t + 1 < tiles.count ? t + 1 : t];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -137,7 +136,7 @@ TRIO_INLINE void score_two_halves(const ChunkWork& work) {
   }
 }
 
-TRIO_INLINE void weigh_two_halves(const ChunkWork& work) {
+TRIO_INLINE void weigh_two_halves(const ChunkWork& work, const TileList& tiles) {
   const int dim = work.head_dim;
   const long stride = dim * 4;
   const AttentionScratch& s = work.scratch;
@@ -148,8 +147,8 @@ TRIO_INLINE void weigh_two_halves(const ChunkWork& work) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int t = 0; t < work.tiles.count; ++t) {
-      const uint16_t* values = work.tiles.at[t] + kLanes * dim + column * 2;
+    for (int t = 0; t < tiles.count; ++t) {
+      const uint16_t* values = tiles.at[t] + kLanes * dim + column * 2;
       _tile_loadd(4, s.weights + t * kLanes, kAttentionChunk * 2);
       _tile_loadd(6, values, stride);
       _tile_dpbf16ps(0, 4, 6);
@@ -167,24 +166,25 @@ TRIO_INLINE void weigh_two_halves(const ChunkWork& work) {
   }
 }
 
-TRIO_INLINE void score_chunk(const ChunkWork& work) {
+TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles) {
   if (work.stream) {
-    for (int t = 0; t < work.tiles.count; ++t) {
-      prefetch_half(work.tiles.at[t] + kLanes * work.head_dim, work.head_dim);
+    for (int t = 0; t < tiles.count; ++t) {
+      prefetch_half(tiles.at[t] + kLanes * work.head_dim, work.head_dim);
     }
   }
   settle_memory();
-  if (work.rows > kHalfRows) return score_two_halves(work);
-  score_tiles_amx(work);
+  if (work.rows > kHalfRows) return score_two_halves(work, tiles);
+  score_tiles_amx(work, tiles);
 }
 
-TRIO_INLINE void weigh_chunk(const ChunkWork& work) {
+TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles,
+                             const TileList& ahead) {
   if (work.stream) {
-    for (int t = 0; t < work.next.count; ++t) prefetch_half(work.next.at[t], work.head_dim);
+    for (int t = 0; t < ahead.count; ++t) prefetch_half(ahead.at[t], work.head_dim);
   }
   settle_memory();
-  if (work.rows > kHalfRows) return weigh_two_halves(work);
-  weigh_tiles_amx(work);
+  if (work.rows > kHalfRows) return weigh_two_halves(work, tiles);
+  weigh_tiles_amx(work, tiles);
 }
 
 }  // namespace

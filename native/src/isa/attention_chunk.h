@@ -36,14 +36,12 @@ struct TileList {
   int count = 0;
 };
 
-// What is computed at once: some rows against one chunk.
+// What is computed at once: some rows against one chunk after the other.
 struct ChunkWork {
   AttentionScratch scratch;
   int rows;
   int head_dim;
-  TileList tiles;
-  TileList next;  // those of the chunk after it
-  bool stream;    // a decode: the tiles come from memory, and each is used once
+  bool stream;  // a decode: the tiles come from memory, and each is used once
 };
 
 // Asks for the keys, or the values, of a tile that is needed soon.

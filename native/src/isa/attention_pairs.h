@@ -8,9 +8,9 @@ namespace {
 
 // R rows against U tiles of keys, starting with tile `first`.
 template <int R, int U>
-TRIO_INLINE void score_tiles(const ChunkWork& work, int first) {
+TRIO_INLINE void score_tiles(const ChunkWork& work, const TileList& list, int first) {
   const int dim = work.head_dim;
-  const uint16_t* const* tiles = work.tiles.at + first;
+  const uint16_t* const* tiles = list.at + first;
   Vf acc[R][U];
   for (int r = 0; r < R; ++r) {
     for (int u = 0; u < U; ++u) acc[r][u] = vset(0.0f);
@@ -34,26 +34,27 @@ TRIO_INLINE void score_tiles(const ChunkWork& work, int first) {
 }
 
 template <int R>
-void score_rows(const ChunkWork& work) {
+void score_rows(const ChunkWork& work, const TileList& tiles) {
   constexpr int kTilesAtOnce = R * 2 <= kTileRows * kTilePanels / 2 ? 2 : 1;
   int t = 0;
-  for (; t + kTilesAtOnce <= work.tiles.count; t += kTilesAtOnce) {
-    score_tiles<R, kTilesAtOnce>(work, t);
+  for (; t + kTilesAtOnce <= tiles.count; t += kTilesAtOnce) {
+    score_tiles<R, kTilesAtOnce>(work, tiles, t);
   }
-  for (; t < work.tiles.count; ++t) score_tiles<R, 1>(work, t);
+  for (; t < tiles.count; ++t) score_tiles<R, 1>(work, tiles, t);
 }
 
 // R rows times W * 16 columns of the values.
 template <int R, int W>
-void weigh_columns(const ChunkWork& work, int column) {
+void weigh_columns(const ChunkWork& work, const TileList& tiles, const TileList& ahead,
+                   int column) {
   const int dim = work.head_dim;
   Vf acc[R][W];
   for (int r = 0; r < R; ++r) {
     for (int w = 0; w < W; ++w) acc[r][w] = vset(0.0f);
   }
-  for (int t = 0; t < work.tiles.count; ++t) {
-    if (work.stream && column == 0 && t < work.next.count) prefetch_half(work.next.at[t], dim);
-    const uint16_t* values = work.tiles.at[t] + kLanes * dim + column * 2;
+  for (int t = 0; t < tiles.count; ++t) {
+    if (work.stream && column == 0 && t < ahead.count) prefetch_half(ahead.at[t], dim);
+    const uint16_t* values = tiles.at[t] + kLanes * dim + column * 2;
     for (int pair = 0; pair < kLanes / 2; ++pair) {
       WeightPair v[W];
       for (int w = 0; w < W; ++w) v[w] = load_pair(values + pair * 2 * dim + w * 2 * kLanes);
@@ -72,39 +73,44 @@ void weigh_columns(const ChunkWork& work, int column) {
 }
 
 template <int R>
-void weigh_rows(const ChunkWork& work) {
+void weigh_rows(const ChunkWork& work, const TileList& tiles, const TileList& ahead) {
   constexpr int kRegisters = kTileRows * kTilePanels;
   constexpr int kWide = R * 4 <= kRegisters ? 4 : (R * 2 <= kRegisters ? 2 : 1);
   constexpr int kNarrow = kWide < 2 ? kWide : 2;  // head_dim is a multiple of 32
   int column = 0;
   for (; column + kWide * kLanes <= work.head_dim; column += kWide * kLanes) {
-    weigh_columns<R, kWide>(work, column);
+    weigh_columns<R, kWide>(work, tiles, ahead, column);
   }
   for (; column < work.head_dim; column += kNarrow * kLanes) {
-    weigh_columns<R, kNarrow>(work, column);
+    weigh_columns<R, kNarrow>(work, tiles, ahead, column);
   }
 }
 
 template <int R>
-void score(const ChunkWork& work) {
+void score(const ChunkWork& work, const TileList& tiles) {
   if constexpr (R > 1) {
-    if (work.rows < R) return score<R - 1>(work);
+    if (work.rows < R) return score<R - 1>(work, tiles);
   }
-  score_rows<R>(work);
+  score_rows<R>(work, tiles);
 }
 
 template <int R>
-void weigh(const ChunkWork& work) {
+void weigh(const ChunkWork& work, const TileList& tiles, const TileList& ahead) {
   if constexpr (R > 1) {
-    if (work.rows < R) return weigh<R - 1>(work);
+    if (work.rows < R) return weigh<R - 1>(work, tiles, ahead);
   }
-  weigh_rows<R>(work);
+  weigh_rows<R>(work, tiles, ahead);
 }
 
 constexpr int kRowsAtOnce = kAttentionTile;
 TRIO_INLINE void begin_rows(int) {}
-TRIO_INLINE void score_chunk(const ChunkWork& work) { score<kAttentionTile>(work); }
-TRIO_INLINE void weigh_chunk(const ChunkWork& work) { weigh<kAttentionTile>(work); }
+TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles) {
+  score<kAttentionTile>(work, tiles);
+}
+TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles,
+                             const TileList& ahead) {
+  weigh<kAttentionTile>(work, tiles, ahead);
+}
 
 }  // namespace
 }  // namespace trioengine

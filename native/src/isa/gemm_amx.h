@@ -32,6 +32,8 @@ TRIO_INLINE void configure_gemm_tiles() {
 }
 
 constexpr size_t kTileBytes = 1024;
+constexpr int kWholeSteps = 20;  // up to 640 inputs at once, else 384 (measured)
+constexpr int kBlockSteps = 12;
 constexpr int kPrefetchAhead = 2048;  // bytes; measured best between 1 and 4 KiB
 
 // GCC's tile loads do not tell the compiler that they read memory: without this, stores to what
@@ -123,35 +125,45 @@ TRIO_INLINE void prefetch_tile(const uint8_t* tile) {
   }
 }
 
-// 32 rows times 2 panels. kStream: the weights come from memory, and will not be used again soon.
+// 32 rows times 2 panels, `steps` groups of inputs from x and the panels on, added to `out` unless
+// they are the first. kStream: the weights come from memory, and will not be used again soon.
+// Weights are loaded past the L1 cache, which they would sweep clean of activations.
 template <bool kStream>
 TRIO_INLINE void amx_32x2(const uint8_t* w0, const uint8_t* w1, int steps, const uint16_t* x,
-                          size_t width, float* out, size_t out_width) {
+                          size_t width, float* out, size_t out_width, bool first) {
   const long stride = static_cast<long>(width * 2), out_stride = static_cast<long>(out_width * 4);
   const uint16_t* lower = x + 16 * width;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  float* below = out + 16 * out_width;
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, out, out_stride);
+    _tile_loadd(1, out + 16, out_stride);
+    _tile_loadd(2, below, out_stride);
+    _tile_loadd(3, below + 16, out_stride);
+  }
   for (int k = 0; k < steps; ++k) {
+    const size_t at = static_cast<size_t>(k) * kTileBytes;
     _tile_loadd(4, x + k * kGroup, stride);
-    _tile_loadd(6, w0 + static_cast<size_t>(k) * kTileBytes, 64);
+    _tile_stream_loadd(6, w0 + at, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w1 + static_cast<size_t>(k) * kTileBytes, 64);
+    _tile_stream_loadd(7, w1 + at, 64);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, lower + k * kGroup, stride);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    if (kStream) {
-      const size_t ahead = 2 * static_cast<size_t>(steps) + static_cast<size_t>(k);
-      prefetch_tile(w0 + ahead * kTileBytes);
-      prefetch_tile(w1 + ahead * kTileBytes);
+    if (kStream) {  // two panels further on
+      prefetch_tile(w0 + at + 2 * static_cast<size_t>(w1 - w0));
+      prefetch_tile(w1 + at + 2 * static_cast<size_t>(w1 - w0));
     }
   }
   _tile_stored(0, out, out_stride);
   _tile_stored(1, out + 16, out_stride);
-  _tile_stored(2, out + 16 * out_width, out_stride);
-  _tile_stored(3, out + 16 * out_width + 16, out_stride);
+  _tile_stored(2, below, out_stride);
+  _tile_stored(3, below + 16, out_stride);
 }
 
 // 16 rows times 4 panels: for batches so small that weights come from memory, four streams of it.
@@ -200,11 +212,19 @@ TRIO_INLINE void amx_rows(const GemmUnit& u, const uint16_t* x, int rows) {
   const size_t out_width = static_cast<size_t>(u.panels) * kLanes;
   const int steps = w.inputs / kGroup;
   const uint8_t* base = w.data + static_cast<size_t>(u.panel0) * w.panel_bytes;
+  const int pairs_end = u.panels / 2 * 2;
   int p = 0;
   if (rows > 16) {
-    for (; p + 2 <= u.panels; p += 2) {
-      const uint8_t* at = base + static_cast<size_t>(p) * w.panel_bytes;
-      amx_32x2<kStream>(at, at + w.panel_bytes, steps, x, width, u.scratch + p * kLanes, out_width);
+    // A block of inputs of 32 rows fits the L1 cache and meets all panels before the next block.
+    const int block = steps <= kWholeSteps ? steps : kBlockSteps;
+    for (int k = 0; k < steps; k += block) {
+      const uint8_t* at = base + static_cast<size_t>(k) * kTileBytes;
+      const int count = steps - k < block ? steps - k : block;
+      for (p = 0; p < pairs_end; p += 2) {
+        const uint8_t* left = at + static_cast<size_t>(p) * w.panel_bytes;
+        amx_32x2<kStream>(left, left + w.panel_bytes, count, x + k * kGroup, width,
+                          u.scratch + p * kLanes, out_width, k == 0);
+      }
     }
   } else {
     for (; p + 4 <= u.panels; p += 4) {
