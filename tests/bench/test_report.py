@@ -117,10 +117,14 @@ def test_failures_are_told_with_the_first_complaint() -> None:
 
 
 def test_what_spoils_a_figure_is_said() -> None:
+    def warns(found: Report, words: str) -> bool:
+        return any(words in line for line in table(found))
+
     busy = MachineLoad(load_1min=5.0, busy_cpus=1.5)
-    lines = table(report(run(1.0, num_odd=2), load=busy))
-    assert any("2 requests were not of the workload's size" in line for line in lines)
-    assert any("busy with other things" in line for line in lines)
+    assert warns(report(run(1.0, num_odd=2)), "2 requests were not of the workload's size")
+    assert warns(report(run(1.0), load=busy), "busy with other things")
+    assert warns(report(run(1.0), run(1.0, others_cpus=0.9)), "busy with other things")
+    assert not warns(report(run(1.0), run(1.0, others_cpus=0.2)), "busy with other things")
 
 
 def test_json_holds_all_of_it() -> None:

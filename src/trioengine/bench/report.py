@@ -155,8 +155,12 @@ def _row(result: WorkloadResult) -> tuple[str, ...]:
 
 def _load(result: WorkloadResult) -> str:
     """Say how many CPUs others kept busy: before, and the most of all runs."""
-    others = [run.others_cpus for run in result.runs if run.others_cpus is not None]
+    others = _others_cpus(result)
     return f"{result.load.busy_cpus:.1f}" + (f", then {max(others):.1f}" if others else "")
+
+
+def _others_cpus(result: WorkloadResult) -> list[float]:
+    return [run.others_cpus for run in result.runs if run.others_cpus is not None]
 
 
 def _figure(spread: Spread | None, fraction: float | None = None) -> str:
@@ -220,5 +224,5 @@ def _warnings(result: WorkloadResult) -> Iterable[str]:
         yield f"{name}: {odd} requests were not of the workload's size, so it is another workload"
     if failed := sum(run.num_failed for run in result.runs):
         yield f"{name}: {failed} requests failed and are not counted"
-    if result.load.busy_cpus > BUSY_CPUS:
+    if max([result.load.busy_cpus, *_others_cpus(result)]) > BUSY_CPUS:
         yield f"{name}: the machine was busy with other things, so neither figure nor floor is true"
