@@ -153,3 +153,9 @@ def soak(session: nox.Session) -> None:
 def device(session: nox.Session) -> None:
     """What needs a GPU."""
     pytest(session, "tests/device", "-m", "gpu")
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """The workloads that decide speed, against the machine's floor."""
+    run(session, "trioengine", "bench", "serve", *session.posargs)
