@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -108,21 +109,58 @@ def test_sizes_too_small_for_the_label_are_refused() -> None:
         make_prompts(workload, 1, SIMULATED)
 
 
-class Pairs:
-    """Two characters a token, and what is left over one: a cut never ends where it was made."""
+class Lossy:
+    """A token a character; decoding loses a last letter."""
 
     def encode(self, text: str) -> list[int]:
-        tokens = [ord(a) << 8 | ord(b) for a, b in zip(text[::2], text[1::2], strict=False)]
-        return [1, *tokens, *([ord(text[-1])] if len(text) % 2 else [])]
+        return [1, *map(ord, text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        pairs = "".join(chr(i >> 8) + chr(i & 255) if i > 255 else chr(i) for i in ids if i != 1)
-        return pairs.removesuffix("e")
+        text = "".join(map(chr, ids[1:]))
+        return text[:-1] if text[-1].isalpha() else text
 
 
-def test_a_cut_that_encodes_otherwise_is_padded() -> None:
-    tokenizer: SizingTokenizer = Pairs()
-    for name in ("W1", "W4"):
-        workload = few(name, 20)
-        for prompt in make_prompts(workload, 1, tokenizer):
-            assert len(tokenizer.encode(prompt)) == workload.total_prompt_tokens
+class Foresighted(Lossy):
+    """The first token says whether the text ends with a vowel."""
+
+    def encode(self, text: str) -> list[int]:
+        return [2 if text[-1] in "aeiou" else 1, *map(ord, text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids[1:]))
+
+
+class Merging(Lossy):
+    """A consonant and a space after it are one token."""
+
+    def encode(self, text: str) -> list[int]:
+        return [
+            ord(pair[0]) + 1000 * len(pair) for pair in re.findall("[b-df-hj-np-tv-z] |.", text)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(i % 1000) + " " * (i // 1000 - 1) for i in ids)
+
+
+class Uncased(Lossy):
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode(ids).lower()
+
+
+@pytest.mark.parametrize("name", ["W1", "W4"])
+@pytest.mark.parametrize("rep", range(4))
+@pytest.mark.parametrize(
+    "tokenizer", [Lossy(), Foresighted(), Merging()], ids=lambda each: type(each).__name__
+)
+def test_cuts_that_encode_otherwise_are_not_taken(
+    name: str, rep: int, tokenizer: SizingTokenizer
+) -> None:
+    workload = few(name)
+    encoded = [tokenizer.encode(text) for text in make_prompts(workload, rep, tokenizer)]
+    assert {len(ids) for ids in encoded} == {workload.total_prompt_tokens}
+    assert len({tuple(ids[: workload.shared_tokens]) for ids in encoded}) == 1
+
+
+def test_prompts_that_lose_their_label_are_not_taken() -> None:
+    with pytest.raises(ConfigError, match="exactly 64 tokens"):
+        make_prompts(few("W1"), 1, Uncased())
