@@ -62,7 +62,7 @@ def test_models_path_of_what_is_not_fetched(
     def refuse(*names: str) -> Path:
         raise ConfigError(f"{names} is not in the cache")
 
-    monkeypatch.setattr("trioengine.models_command.model_path", refuse)
+    monkeypatch.setattr("trioengine.models.command.model_path", refuse)
     assert cli.main(["models", "path"]) == 2
     assert capsys.readouterr().err == "trioengine: () is not in the cache\n"
     assert cli.main(["models", "path", "x"]) == 2

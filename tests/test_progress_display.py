@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioengine.engine_status import EngineStatus
+from trioengine.client.engine_status import EngineStatus
 from trioengine.progress_display import Narrator, bar, show_progress, terminal_drawer
 
 

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from helpers.scripted_engine import ScriptedEngine, delta, open_stream
+from trioengine.client.engine_status import EngineState
 from trioengine.config import ServerConfig
-from trioengine.engine_status import EngineState
 from trioengine.errors import (
     ConfigError,
     EngineDeadError,
@@ -22,17 +22,17 @@ from trioengine.errors import (
 )
 from trioengine.exit_codes import ExitCode
 from trioengine.heartbeat import Heartbeat
-from trioengine.last_resort import LastResort
-from trioengine.model_source import ModelSource
+from trioengine.models.source import ModelSource
 from trioengine.outputs import FinishReason
+from trioengine.process.last_resort import LastResort
 from trioengine.protocol import Abort, Fatal, Progress, Shutdown
 from trioengine.supervisor import CUT_S, LEAVE_S, TOLD_S, Server, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from trioengine.engine_client import Transport
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.client.engine_client import Transport
+    from trioengine.text.tokenizer import Tokenizer
 
 GRACE_S = 2.0
 DRAIN_S = 30.0
@@ -47,7 +47,7 @@ def nothing_leaves_the_trio_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         return load()
 
-    monkeypatch.setattr("trioengine.engine_start._in_thread", inline)
+    monkeypatch.setattr("trioengine.process.start._in_thread", inline)
 
 
 class FakeEngine:
@@ -387,7 +387,7 @@ async def test_a_model_that_cannot_be_had_ends_the_server(
         await trio.lowlevel.checkpoint()
         raise ConfigError(f"{name} cannot be fetched")
 
-    monkeypatch.setattr("trioengine.engine_start.prepare_in_child", refuse)
+    monkeypatch.setattr("trioengine.process.start.prepare_in_child", refuse)
     world = World(FakeEngine(ready=False))
     async with trio.open_nursery() as nursery:
         run = partial(

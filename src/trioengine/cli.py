@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trioengine.config import ServerConfig
-    from trioengine.engine_spawn import SpawnedEngine
-    from trioengine.last_resort import LastResort
-    from trioengine.model_source import ModelSource
+    from trioengine.models.source import ModelSource
+    from trioengine.process.last_resort import LastResort
+    from trioengine.process.spawn import SpawnedEngine
 
 __all__ = ["main"]
 
@@ -126,8 +126,8 @@ def _add_bench(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from trioengine import log
-    from trioengine.last_resort import LastResort, end_process
-    from trioengine.model_source import find_model
+    from trioengine.models.source import find_model
+    from trioengine.process.last_resort import LastResort, end_process
     from trioengine.settings import load_config
 
     last_resort = LastResort(end_process)
@@ -168,7 +168,7 @@ def _raise_descriptor_limit() -> None:
 
 def _spawn_early(config: ServerConfig, source: ModelSource) -> SpawnedEngine | None:
     """Start the engine, if there is nothing to be prepared before."""
-    from trioengine.engine_spawn import spawn_engine
+    from trioengine.process.spawn import spawn_engine
 
     if source.model_dir is None and not source.simulated:
         return None
@@ -208,7 +208,7 @@ def _run(
 
 
 def _list_models(options: argparse.Namespace) -> int:
-    from trioengine.models_command import list_models
+    from trioengine.models.command import list_models
 
     del options
     for line in list_models():
@@ -222,8 +222,8 @@ def _fetch_model(options: argparse.Namespace) -> int:
     import trio
 
     from trioengine import log
-    from trioengine.model_preparation import prepare_in_child
-    from trioengine.models import resolve_model
+    from trioengine.models.resolve import resolve_model
+    from trioengine.process.model_preparation import prepare_in_child
     from trioengine.progress_display import Narrator, terminal_drawer
 
     resolve_model(options.name)  # what is not there needs no child to say so
@@ -243,7 +243,7 @@ def _fetch_model(options: argparse.Namespace) -> int:
 
 
 def _print_path(options: argparse.Namespace) -> int:
-    from trioengine.models_command import model_path
+    from trioengine.models.command import model_path
 
     print(model_path(options.name) if options.name else model_path())
     return ExitCode.ASKED

@@ -32,7 +32,7 @@ import trio
 from trioengine.errors import InvalidRequestError, TrioEngineError
 from trioengine.http.convert import fan_out
 from trioengine.http.prompts import context_length_exceeded
-from trioengine.model_source import find_model
+from trioengine.models.source import find_model
 from trioengine.offline_batch import Completion, OfflineBatch
 from trioengine.sampling_params import SamplingParams
 from trioengine.settings import OPTIONS, load_config

@@ -13,7 +13,7 @@ from trioengine.outputs import RequestOutput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trioengine.engine_client import EngineClient, SequenceRequest
+    from trioengine.client.engine_client import EngineClient, SequenceRequest
 
 __all__ = ["Completion", "OfflineBatch", "Tick"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from trioengine.engine_status import EngineState, EngineStatus
+from trioengine.client.engine_status import EngineState, EngineStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

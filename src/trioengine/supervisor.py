@@ -33,9 +33,8 @@ import trio
 
 from trioengine import log
 from trioengine.bare_errors import bare_errors
-from trioengine.engine_client import EngineClient
-from trioengine.engine_start import EngineStart, Launch, adopt_process, launch_process
-from trioengine.engine_status import EngineState
+from trioengine.client.engine_client import EngineClient
+from trioengine.client.engine_status import EngineState
 from trioengine.errors import (
     ConfigError,
     EngineDeadError,
@@ -45,9 +44,10 @@ from trioengine.errors import (
     UnavailableError,
 )
 from trioengine.exit_codes import ExitCode, judge_end
-from trioengine.heartbeat_watch import watch_heartbeat
-from trioengine.last_resort import LastResort
 from trioengine.metrics import watch_event_loop
+from trioengine.process.heartbeat_watch import watch_heartbeat
+from trioengine.process.last_resort import LastResort
+from trioengine.process.start import EngineStart, Launch, adopt_process, launch_process
 from trioengine.progress_display import Narrator, show_progress, terminal_drawer
 from trioengine.protocol import Shutdown
 
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from trioengine.config import ServerConfig
-    from trioengine.engine_spawn import SpawnedEngine
     from trioengine.http.server import HttpServer
-    from trioengine.model_source import ModelSource
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.models.source import ModelSource
+    from trioengine.process.spawn import SpawnedEngine
+    from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["Server", "serve"]
 

@@ -16,7 +16,7 @@ from trioengine.bench.prompts import SizingTokenizer, make_prompts
 from trioengine.bench.sentences import sentences
 from trioengine.bench.workloads import WORKLOADS, Workload
 from trioengine.errors import ConfigError
-from trioengine.tokenizer import Tokenizer
+from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def test_another_process_makes_the_same_ones() -> None:
     script = (
         "from trioengine.bench.prompts import make_prompts\n"
         "from trioengine.bench.workloads import WORKLOADS\n"
-        "from trioengine.tokenizer import Tokenizer\n"
+        "from trioengine.text.tokenizer import Tokenizer\n"
         "print(make_prompts(WORKLOADS['W1'], 3, Tokenizer.simulated(49_152)))\n"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ from helpers.weightless import BODY, TABLE, checkpoint
 from trioengine.bench import subject
 from trioengine.bench.subject import find_subject
 from trioengine.errors import ConfigError
-from trioengine.models import ModelKind, ResolvedModel
+from trioengine.models.resolve import ModelKind, ResolvedModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,8 +56,8 @@ def test_a_gguf_file_is_read_as_it_is(
     file.write_bytes(b"x" * 500)
     resolved = ResolvedModel(str(file), ModelKind.GGUF, file)
     monkeypatch.setattr(subject, "resolve_model", lambda name: resolved)
-    monkeypatch.setattr("trioengine.models.resolve_model", lambda name: resolved)
-    monkeypatch.setattr("trioengine.models.prepared_dir", lambda resolved: model_dir)
+    monkeypatch.setattr("trioengine.models.resolve.resolve_model", lambda name: resolved)
+    monkeypatch.setattr("trioengine.models.resolve.prepared_dir", lambda resolved: model_dir)
     found = find_subject(str(file), {})
     assert found.cost is not None
     assert (found.cost.weight_bytes, found.cost.body_params) == (500, 800)

@@ -9,7 +9,7 @@ from helpers import tiny_tokenizers
 from helpers.tiny_tokenizers import ids_of
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
 from trioengine.errors import InternalError
-from trioengine.token_decoder import byte_characters
+from trioengine.text.token_decoder import byte_characters
 
 if TYPE_CHECKING:
     import tokenizers

@@ -15,12 +15,12 @@ import trio.testing
 
 from helpers.asgi_client import AsgiClient
 from helpers.stepped_engine import VOCAB_SIZE, SteppedEngine
+from trioengine.client.engine_client import EngineClient
 from trioengine.config import ServerConfig
-from trioengine.engine_client import EngineClient
 from trioengine.errors import PeerGoneError
 from trioengine.http.app import create_app
 from trioengine.http.offload import InlineOffload
-from trioengine.tokenizer import Tokenizer
+from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

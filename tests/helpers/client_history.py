@@ -29,10 +29,11 @@ from hypothesis.strategies import (
 from trio.testing import wait_all_tasks_blocked
 
 from helpers.stepped_engine import PHASES, VOCAB_SIZE, SteppedEngine
-from trioengine.engine_client import EngineClient, SequenceRequest
+from trioengine.client.engine_client import EngineClient, SequenceRequest
+from trioengine.client.engine_status import EngineState
+from trioengine.client.sequence import SequenceState
 from trioengine.engine_proc.detokenizer import simulated_vocab
 from trioengine.engine_proc.sim_runner import SimScript
-from trioengine.engine_status import EngineState
 from trioengine.errors import (
     OverloadedError,
     PeerGoneError,
@@ -41,14 +42,13 @@ from trioengine.errors import (
 )
 from trioengine.protocol import Add, EngineStats, Outputs
 from trioengine.sampling_params import SamplingParams
-from trioengine.sequence import SequenceState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from trioengine.client.request_stream import RequestStream
     from trioengine.outputs import FinishReason
     from trioengine.protocol import ClientMessage
-    from trioengine.request_stream import RequestStream
 
 __all__ = [
     "Drain",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from helpers.client_history import NUM_BLOCKS, SEED, VOCAB
+from trioengine.client.sequence import SequenceState
 from trioengine.engine_proc.detokenizer import Detokenizer
 from trioengine.engine_proc.sim_runner import sim_tokens
 from trioengine.errors import (
@@ -19,7 +20,6 @@ from trioengine.errors import (
     UnavailableError,
 )
 from trioengine.outputs import FinishReason
-from trioengine.sequence import SequenceState
 
 if TYPE_CHECKING:
     from helpers.client_history import Client, Submit, World

@@ -14,9 +14,9 @@ from trioengine.errors import PeerGoneError
 from trioengine.outputs import FinishReason
 
 if TYPE_CHECKING:
+    from trioengine.client.request_stream import RequestStream
     from trioengine.engine_proc.sim_runner import SimScript
     from trioengine.errors import TrioEngineError
-    from trioengine.request_stream import RequestStream
 
 PATIENCE_S = 1000.0  # of mock time: who would wait for ever fails instead
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trioengine.engine_client import EngineClient, SequenceRequest
+from trioengine.client.engine_client import EngineClient, SequenceRequest
 from trioengine.errors import PeerGoneError
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import (
@@ -29,9 +29,9 @@ from trioengine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from trioengine.engine_client import Transport
+    from trioengine.client.engine_client import Transport
+    from trioengine.client.request_stream import RequestStream
     from trioengine.protocol import ClientMessage, EngineMessage
-    from trioengine.request_stream import RequestStream
 
 __all__ = ["ScriptedEngine", "ask", "delta", "open_client", "open_stream"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from helpers import tiny_tokenizers
 from helpers.chat_templates import CHATML
-from trioengine.model_table import PackagedModel
+from trioengine.models.table import PackagedModel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers.api_world import CHAT, COMPLETION, World, body_for, open_world
+from trioengine.client.engine_client import EngineClient
 from trioengine.config import ServerConfig
-from trioengine.engine_client import EngineClient
 from trioengine.errors import ConfigError
 from trioengine.http.app import create_app
 from trioengine.http.auth import OPEN_RULES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioengine.engine_client import SequenceRequest
+from trioengine.client.engine_client import SequenceRequest
 from trioengine.errors import InternalError
 from trioengine.http.convert import Job
 from trioengine.http.narrate import Collection, Deltas, Narration

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from helpers import tiny_tokenizers
-from trioengine import models
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab
+from trioengine.models import resolve
 
 Case = tuple[tokenizers.Tokenizer, DetokenizerVocab]
 KINDS = [*tiny_tokenizers.of_every_kind(), "default_model"]
@@ -20,7 +20,7 @@ KINDS = [*tiny_tokenizers.of_every_kind(), "default_model"]
 def _load(kind: str) -> tokenizers.Tokenizer:
     if kind != "default_model":
         return tiny_tokenizers.of_every_kind()[kind]
-    model_dir = models.prepared_dir(models.resolve_model(models.DEFAULT_MODEL))
+    model_dir = resolve.prepared_dir(resolve.resolve_model(resolve.DEFAULT_MODEL))
     if model_dir is None:
         pytest.skip("the default model is not in the cache")
     return tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))

@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import DataObject, booleans, data, integers, sampled_from
 
 from helpers.scripted_engine import ask, delta
+from trioengine.client.request_stream import RequestStream
+from trioengine.client.sequence import Sequence, SequenceState
+from trioengine.client.stream_table import StreamTable
 from trioengine.errors import EngineDeadError
 from trioengine.metrics import Metrics
 from trioengine.outputs import FinishReason
-from trioengine.request_stream import RequestStream
-from trioengine.sequence import Sequence, SequenceState
-from trioengine.stream_table import StreamTable
 
 if TYPE_CHECKING:
     from trioengine.metrics import AbortReason

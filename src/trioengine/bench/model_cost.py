@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from trioengine.checkpoint_files import read_json
 from trioengine.errors import ConfigError
+from trioengine.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,7 +25,7 @@ _PADDING: Final = ("", ".", " a", " of", " and", ",", "!", " the")
 
 
 class SizingTokenizer(Protocol):
-    """What sizing needs of a tokenizer; ``trioengine.tokenizer.Tokenizer`` has it."""
+    """What sizing needs of a tokenizer; ``trioengine.text.tokenizer.Tokenizer`` has it."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens that a server makes of ``text``, special ones included."""

@@ -9,10 +9,10 @@ import msgspec
 
 from trioengine.bench.model_cost import ModelCost, read_model_cost
 from trioengine.errors import ConfigError
-from trioengine.model_source import find_model
-from trioengine.models import ModelKind, resolve_model
+from trioengine.models.resolve import ModelKind, resolve_model
+from trioengine.models.source import find_model
 from trioengine.settings import load_config
-from trioengine.tokenizer import Tokenizer
+from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,7 @@ def _prepare(model: str) -> Path:
     import trio
 
     from trioengine import log
-    from trioengine.model_preparation import prepare_in_child
+    from trioengine.process.model_preparation import prepare_in_child
     from trioengine.progress_display import Narrator, terminal_drawer
 
     sink = log.sink()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trioengine.engine_proc.stop_strings import StopScanner
 from trioengine.errors import InternalError
-from trioengine.vocabulary import Vocabulary
+from trioengine.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from trioengine.checkpoint_files import eos_token_ids
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.errors import ConfigError
-from trioengine.vocabulary import SIMULATED_EOS_ID
+from trioengine.models.checkpoint_files import eos_token_ids
+from trioengine.text.vocabulary import SIMULATED_EOS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,11 +28,11 @@ from trioengine.http.offload import ThreadOffload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trioengine.client.engine_client import EngineClient
     from trioengine.config import ServerConfig
-    from trioengine.engine_client import EngineClient
     from trioengine.http.access_log import AccessRecord
     from trioengine.http.offload import Offload
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["create_app"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from trioengine.engine_client import SequenceRequest
+from trioengine.client.engine_client import SequenceRequest
 from trioengine.errors import InvalidRequestError
 from trioengine.http.prompts import context_length_exceeded
 from trioengine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams

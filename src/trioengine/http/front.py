@@ -16,11 +16,11 @@ from trioengine.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trioengine.client.engine_client import EngineClient
     from trioengine.config import ServerConfig
-    from trioengine.engine_client import EngineClient
     from trioengine.http.offload import Offload
     from trioengine.protocol import ModelInfo
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["Front", "fingerprint"]
 

@@ -25,7 +25,7 @@ from trioengine.http.narrate import Collection, Narration
 from trioengine.http.stream_writer import response_writer
 
 if TYPE_CHECKING:
-    from trioengine.engine_client import RequestStream
+    from trioengine.client.engine_client import RequestStream
     from trioengine.http.connection import OwnedRequest
     from trioengine.http.convert import Job
     from trioengine.http.front import Front

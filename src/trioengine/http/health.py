@@ -11,11 +11,11 @@ import msgspec
 import trio
 from quart import Blueprint, Response
 
-from trioengine.engine_status import EngineState
+from trioengine.client.engine_status import EngineState
 from trioengine.version import __version__
 
 if TYPE_CHECKING:
-    from trioengine.engine_client import EngineClient
+    from trioengine.client.engine_client import EngineClient
 
 __all__ = ["health_routes", "live", "ready"]
 

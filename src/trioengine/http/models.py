@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from quart import Blueprint, Response
 
-from trioengine.engine_status import EngineState
+from trioengine.client.engine_status import EngineState
 from trioengine.http.convert import check_model
 from trioengine.http.schemas import ModelCard, ModelList
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from helpers.torch_fixtures import OpenRunner
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    from trioengine.models import prepared_dir, resolve_model
+    from trioengine.models.resolve import prepared_dir, resolve_model
 
     directory = prepared_dir(resolve_model("smollm2-135m-instruct"))
     if directory is None:
@@ -46,7 +46,7 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(model_dir: Path) -> Tokenizer:
-    from trioengine.tokenizer import Tokenizer
+    from trioengine.text.tokenizer import Tokenizer
 
     return Tokenizer.from_dir(model_dir)
 

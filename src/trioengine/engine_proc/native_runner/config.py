@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from trioengine.checkpoint_files import read_json
 from trioengine.engine_proc.native_runner.rope import RopeConfig, UnsupportedRopeError
 from trioengine.errors import ConfigError
+from trioengine.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

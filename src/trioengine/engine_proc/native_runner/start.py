@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Final
 
-from trioengine.checkpoint_files import eos_token_ids
 from trioengine.engine_proc.kv_sizing import CPU_SHARE, GIB, KVCacheRequest, num_kv_blocks
 from trioengine.engine_proc.machine import available_memory_bytes, usable_cpus
 from trioengine.engine_proc.native_runner import _native
@@ -21,6 +20,7 @@ from trioengine.engine_proc.native_runner.gguf_weights import GgufCheckpoint
 from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
 from trioengine.engine_proc.native_runner.weights import Checkpoint
 from trioengine.errors import ConfigError
+from trioengine.models.checkpoint_files import eos_token_ids
 from trioengine.protocol import ModelInfo
 
 if TYPE_CHECKING:

@@ -1,0 +1,351 @@
+"""The server's view of the engine: open a stream, read what comes, survive its end.
+
+Theory of operation
+-------------------
+The client lives as long as the server; engine *incarnations* (a process and its wire) are attached
+with ``run_incarnation`` and detach when they end. Within one, a single reader task takes messages
+off the wire and puts them where they belong, and never waits for a consumer.
+
+``open_stream`` registers, charges and sends in one synchronous step, ``close`` aborts in one: there
+is no checkpoint at which a cancelled task could leave half of it behind.
+
+The queue is the server's. The engine holds at most twice ``max_num_seqs`` sequences, running and
+waiting, so that it never starves and what leaves the queue costs it nothing. An aborted sequence
+takes its place until the engine has confirmed.
+
+The end of an incarnation, seen by whichever sensor, is told in this order: the status is DEAD, new
+requests are refused; the reader goes on until the wire is empty, so that what was on its way
+arrives; within 50 ms the cause is settled, and every open stream fails with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from trioengine.client.admission import Admission
+from trioengine.client.control_calls import ControlCalls
+from trioengine.client.engine_stats import StatsLedger
+from trioengine.client.engine_status import EngineState, EngineStatus
+from trioengine.client.request_stream import RequestStream
+from trioengine.client.sequence import SequenceRequest
+from trioengine.client.stream_table import StreamTable
+from trioengine.client.timers import Timers
+from trioengine.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineStartError,
+    PeerGoneError,
+    ProtocolError,
+    TrioEngineError,
+    UnavailableError,
+)
+from trioengine.metrics import Metrics
+from trioengine.outputs import FinishReason, RequestOutput
+from trioengine.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    CallResult,
+    EngineLimits,
+    Fatal,
+    Hello,
+    ModelInfo,
+    Outputs,
+    Progress,
+    Ready,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trioengine.client.admission import Slot
+    from trioengine.metrics import AbortReason
+    from trioengine.protocol import ClientMessage, EngineMessage
+
+__all__ = ["EngineClient", "RequestStream", "SequenceRequest", "Transport"]
+
+LOOK_AHEAD: Final = 2  # times max_num_seqs: as many waiting in the engine as can run
+
+
+class Transport(Protocol):
+    """The wire to one engine incarnation, in memory or zmq. It has one owner at a time."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Send without waiting.
+
+        Raises:
+            PeerGoneError: Nobody is there any more.
+        """
+
+    async def receive(self) -> list[EngineMessage]:
+        """Return at least one message, waiting for it. Cancelling it loses none.
+
+        Raises:
+            PeerGoneError: The peer is gone, and everything it had sent has been received.
+            ProtocolError: The peer does not keep to the protocol, or is a stranger.
+        """
+
+
+class EngineClient:
+    """The engine, whichever incarnation. Must be made within a Trio run.
+
+    Attributes:
+        status: State, reason, cause of death.
+        admission: Places for requests.
+        metrics: Everything that is counted.
+        model: What is served, once an engine has been ready.
+        limits: How much the engine holds, once one has been ready.
+    """
+
+    def __init__(self, *, max_queue_sequences: int = 1024, max_queue_time_s: float = 120.0) -> None:
+        """Begin without an engine.
+
+        Args:
+            max_queue_sequences: Most sequences at once, queued and running together.
+            max_queue_time_s: Longest wait for a place in the engine; infinity for no bound.
+        """
+        self.status = EngineStatus()
+        self.admission = Admission(max_queue_sequences)
+        self.metrics = Metrics()
+        self.model: ModelInfo | None = None
+        self.limits: EngineLimits | None = None
+        self._max_queue_time_s = max_queue_time_s
+        self._table = StreamTable(self.metrics)
+        self._stats = StatsLedger(self.metrics, lambda: len(self._table))
+        self._timers = Timers()
+        self._transport: Transport | None = None
+        self._room = 0  # sequences that the engine may hold
+        self._next_id = 1
+        self._calls = ControlCalls(self._send)
+        self._idle = trio.lowlevel.ParkingLot()
+        self.metrics.watch_state(lambda: self.status.state, EngineState)
+
+    # Requests -------------------------------------------------------------------------------
+
+    def open_stream(
+        self,
+        sequences: list[SequenceRequest],
+        *,
+        slot: Slot,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> RequestStream:
+        """Queue a request, and send what the engine has room for. Synchronous: all or nothing.
+
+        Args:
+            sequences: At least one; their order is the index of what comes back.
+            slot: The request's place, from ``admission.reserve()``; charged here unless it has been
+                already. It stays the caller's to release.
+            priority: Lower goes first among what waits.
+            deadline_s: When the request is to be aborted in whatever phase,
+                ``trio.current_time()``.
+
+        Raises:
+            UnavailableError: The engine takes no requests now; ``EngineDeadError`` if it is dead.
+            OverloadedError: There is no place for so many sequences.
+            DeadlineExceededError: The deadline has passed already.
+        """
+        if not sequences:
+            raise ValueError("a request needs at least one sequence")
+        self._refuse_unless_welcome(slot)
+        now_s = trio.current_time()
+        if deadline_s is not None and deadline_s <= now_s:
+            raise DeadlineExceededError("the request's deadline has passed")
+        slot.charge(len(sequences))
+        stream = RequestStream(
+            self,
+            sequences,
+            first_id=self._next_id,
+            priority=priority,
+            arrived_s=slot.arrived_s,
+            opened_s=now_s,
+        )
+        self._next_id += len(sequences)
+        self._table.register(stream)
+        self._send_queued()
+        self._arm(stream, now_s, deadline_s)
+        return stream
+
+    def _refuse_unless_welcome(self, slot: Slot) -> None:
+        status = self.status
+        if status.state is EngineState.DRAINING and slot.arrived_s <= status.since_s:
+            return  # it was admitted before the drain began
+        if (refusal := status.refusal()) is not None:
+            raise refusal
+
+    def abort_all(self, reason: AbortReason) -> None:
+        """Close every stream to which the engine still owes something."""
+        for stream in list(self._table.streams):
+            if stream.num_live:
+                stream.close(reason)
+
+    def fail_all(self, error: TrioEngineError) -> None:
+        """Fail every open stream and call with ``error``: there is no engine to end them."""
+        self._table.fail_all(error)
+        self._calls.fail_all(error)
+        self._note_idle()
+
+    async def wait_idle(self) -> None:
+        """Wait until no stream is open and the engine has confirmed every abort."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._table.idle:
+            await self._idle.park()
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Run a control method in the engine and return its result. The caller bounds the wait.
+
+        Raises:
+            UnavailableError: There is no engine to ask; ``EngineDeadError`` if it dies meanwhile.
+            InternalError: The engine says that it could not.
+        """
+        if self._transport is None or self._room == 0:
+            raise self.status.refusal() or UnavailableError("there is no engine", code="starting")
+        return await self._calls.call(method, args)
+
+    # For streams (StreamOwner) --------------------------------------------------------------
+
+    def close_stream(self, stream: RequestStream, reason: AbortReason) -> None:
+        """Abort what the stream still has in queue or engine, with at most one frame."""
+        self._abort(self._table.close(stream, reason, trio.current_time()))
+        self._note_idle()
+
+    def forget_stream(self, stream: RequestStream) -> None:
+        """Take note that everything has been handed out."""
+        self._table.forget(stream)
+        self._note_idle()
+
+    # An incarnation -------------------------------------------------------------------------
+
+    async def run_incarnation(
+        self,
+        transport: Transport,
+        *,
+        task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Read from an engine until it ends, by death or because it was asked to (STOPPED).
+
+        Reports ``started`` with the engine's ``Ready``. It does not mark the status READY: the
+        caller knows what else must be ready. A death is in ``status``, not raised.
+
+        Raises:
+            EngineStartError: The engine ended before it was ready.
+            ProtocolError: Another incarnation is attached.
+        """
+        if self._transport is not None:
+            raise ProtocolError("another engine incarnation is attached")
+        self._transport = transport
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._timers.run)
+                nursery.start_soon(self._end_when_settled, nursery.cancel_scope)
+                await self._read(transport, lambda ready: task_status.started(ready))
+                if not self.status.dead.is_set():
+                    nursery.cancel_scope.cancel(reason="the engine has left as asked")
+            was_ready = self._room > 0
+        finally:
+            self._detach()
+        if not was_ready:
+            raise EngineStartError(self.status.reason)
+
+    async def _end_when_settled(self, scope: trio.CancelScope) -> None:
+        await self.status.wait_settled()
+        scope.cancel(reason="the engine is dead")
+
+    def _detach(self) -> None:
+        self._transport = None
+        self._room = 0
+        self._stats.end()
+        if self.status.state is EngineState.DEAD:
+            self.fail_all(EngineDeadError(self.status.reason))
+        else:
+            self.fail_all(UnavailableError("the server is shutting down", code="draining"))
+
+    async def _read(self, transport: Transport, on_ready: Callable[[Ready], None]) -> None:
+        """Take in messages until nobody is left to send any. Never waits for a consumer."""
+        try:
+            while True:
+                for message in await transport.receive():
+                    if isinstance(message, Ready):
+                        self._begin(message)
+                        on_ready(message)
+                    else:
+                        self._handle(message)
+        except PeerGoneError:
+            self.status.report_peer_gone(drained=True)
+        except ProtocolError as error:
+            self.status.mark_dead(f"the engine broke the protocol: {error.message}")
+
+    def _begin(self, ready: Ready) -> None:
+        if self._room:
+            raise ProtocolError("a second Ready")
+        self.model, self.limits = ready.model, ready.limits
+        self._room = LOOK_AHEAD * ready.limits.max_num_seqs
+        self._stats.begin(ready.limits)
+
+    def _handle(self, message: EngineMessage) -> None:
+        match message:
+            case Outputs():
+                self._stats.note(message.step, message.stats)
+                self._abort(self._table.deliver(message.deltas, trio.current_time()))
+                self._send_queued()
+                self._note_idle()
+            case Accepted():
+                self._table.accept(message.request_ids)
+            case CallResult():
+                self._calls.answer(message)
+            case Progress():
+                self.status.set_progress(message.phase, message.fraction)
+            case Fatal():
+                self.status.report_fatal(message.cause, message.traceback, refused=message.refused)
+            case Hello() if message.version != PROTOCOL_VERSION:
+                # Strangers are the transport's business; in memory there are none.
+                raise ProtocolError(f"it speaks version {message.version}")
+
+    # Out ------------------------------------------------------------------------------------
+
+    def _arm(self, stream: RequestStream, now_s: float, deadline_s: float | None) -> None:
+        if deadline_s is not None:
+            stream.timers.append(self._timers.at(deadline_s, lambda: stream.close("deadline")))
+        latest_s = now_s + self._max_queue_time_s
+        if stream.num_queued:
+            stream.timers.append(self._timers.at(latest_s, lambda: _end_wait(stream)))
+
+    def _send_queued(self) -> None:
+        """Fill the engine's look-ahead from the queue."""
+        while self._table.num_sent < self._room and not self.status.dead.is_set():
+            sequence = self._table.take_next(trio.current_time())
+            if sequence is None:
+                return
+            try:
+                self._send(sequence.take_add())
+            except (OverflowError, TypeError, ValueError) as error:
+                # It can't be encoded: as if the engine had refused it, at once.
+                self._handle_refusal(sequence.request_id, f"{type(error).__name__}: {error}")
+
+    def _handle_refusal(self, request_id: int, error: str) -> None:
+        terminal = RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
+        self._abort(self._table.deliver([terminal], trio.current_time()))
+
+    def _abort(self, request_ids: list[int]) -> None:
+        if request_ids:
+            self._send(Abort(request_ids))
+
+    def _send(self, message: ClientMessage) -> None:
+        """Send, or report that nobody is there: then what it was about fails within 50 ms."""
+        if self._transport is None:
+            return
+        try:
+            self._transport.send(message)
+        except PeerGoneError:
+            self.status.report_peer_gone()
+
+    def _note_idle(self) -> None:
+        if self._table.idle:
+            self._idle.unpark_all()
+
+
+def _end_wait(stream: RequestStream) -> None:
+    if stream.num_queued:
+        stream.close("queue_timeout")

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat templates, decoding of single tokens. No torch."""
