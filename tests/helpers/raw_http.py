@@ -180,7 +180,6 @@ class RunningServer:
         server: The server.
         connections: Every number of open connections it reported.
         refused: Codes of the requests that it refused by itself.
-        slow_clients: One entry for each client that it cut off.
         changed: Wakes who waits for the number of connections to change.
         tls: What clients use, if it speaks TLS.
     """
@@ -188,7 +187,6 @@ class RunningServer:
     server: HttpServer
     connections: list[int]
     refused: list[str]
-    slow_clients: list[None]
     changed: trio.lowlevel.ParkingLot
     tls: ssl.SSLContext | None = None
 
@@ -245,22 +243,17 @@ async def running(
     changed = trio.lowlevel.ParkingLot()
     connections: list[int] = []
     refused: list[str] = []
-    slow_clients: list[None] = []
 
     def count(number: int) -> None:
         connections.append(number)
         changed.unpark_all()
 
-    hooks = ServerHooks(
-        connections=count,
-        refused=refused.append,
-        slow_client=lambda: slow_clients.append(None),
-    )
+    hooks = ServerHooks(connections=count, refused=refused.append)
     server_config = ServerConfig(port=0, uds=None if uds is None else str(uds), **config)
     with wall_clock_limit():
         async with trio.open_nursery() as nursery:
             server = await nursery.start(
                 partial(serve_http, app, server_config, hooks=hooks, limits=limits)
             )
-            yield RunningServer(server, connections, refused, slow_clients, changed, client_tls)
+            yield RunningServer(server, connections, refused, changed, client_tls)
             nursery.cancel_scope.cancel()

@@ -221,7 +221,7 @@ async def test_before_the_head_a_failure_has_a_status(
         assert world.counted("requests_aborted", "deadline") == 1
 
 
-@pytest.mark.parametrize("header", ["0", "-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("header", ["0", "-1", "1_0", "nan", "inf", "soon", ""])
 async def test_a_timeout_header_that_is_no_time_is_refused(
     header: str, autojump_clock: MockClock
 ) -> None:

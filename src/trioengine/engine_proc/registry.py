@@ -72,7 +72,7 @@ def build_backend(
 
 
 def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:
-    return Detokenizer(vocab, stop=params.stop, min_tokens=params.min_tokens)
+    return Detokenizer(vocab, stop=params.stop, min_tokens=params.min_tokens, continues_prompt=True)
 
 
 def _max_num_seqs(options: EngineOptions, runner: ModelRunner) -> int:

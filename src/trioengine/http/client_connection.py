@@ -235,7 +235,6 @@ class ClientConnection:
             self.stream.reset()
 
     def _on_stalled(self) -> None:
-        self._context.on_slow_client()
         self.lost("slow_client")
 
     def close_if_idle(self, for_s: float = 0.0) -> None:

@@ -77,7 +77,7 @@ class Exchange:
         if self.timeout_header is None:
             return None
         try:
-            seconds = float(self.timeout_header)
+            seconds = float(self.timeout_header.replace("_", " "))  # "1_0" is Python, not HTTP
         except ValueError:
             seconds = math.nan
         if not 0.0 < seconds < math.inf:

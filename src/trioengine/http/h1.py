@@ -67,20 +67,13 @@ class ServerContext(WorkerContext):
         limits: Bounds of a connection.
         draining: Answers say ``Connection: close`` and mean it.
         on_refused: Told the error code of each request that was refused before the app saw it.
-        on_slow_client: Told of each client that was cut off for not reading.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        on_refused: Callable[[str], None],
-        on_slow_client: Callable[[], None],
-    ) -> None:
+    def __init__(self, limits: Limits, on_refused: Callable[[str], None]) -> None:
         super().__init__(max_requests=None)
         self.limits = limits
         self.draining = False
         self.on_refused = on_refused
-        self.on_slow_client = on_slow_client
 
 
 class AppTasks(TaskGroup):

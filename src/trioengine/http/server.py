@@ -66,12 +66,10 @@ class ServerHooks:
         connections: Number of open connections, on every change.
         refused: Error code of a request that was refused before the app saw it (400, 408, 413,
             431).
-        slow_client: A client was cut off for not reading its answer.
     """
 
     connections: Callable[[int], None] = _ignore
     refused: Callable[[str], None] = _ignore
-    slow_client: Callable[[], None] = _ignore
 
 
 async def serve_http(
@@ -113,7 +111,7 @@ class HttpServer:
         self._hooks = hooks
         self._limits = limits
         self._hypercorn = _hypercorn_config(config, limits)
-        self._context = ServerContext(limits, hooks.refused, hooks.slow_client)
+        self._context = ServerContext(limits, hooks.refused)
         self._watcher = DisconnectWatcher()
         self._accepting = trio.CancelScope()
         self._connections: set[ClientConnection] = set()
