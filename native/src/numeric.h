@@ -63,4 +63,11 @@ static inline int ceil_div(int value, int divisor) { return (value + divisor - 1
 
 static inline int round_up(int value, int multiple) { return ceil_div(value, multiple) * multiple; }
 
+// Two bytes at any address.
+static inline uint16_t load_u16(const uint8_t* p) {
+  uint16_t value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
 }  // namespace trioengine
