@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
-__all__ = ["FinishReason", "RequestOutput", "Usage"]
+__all__ = ["LEAST_LOGPROB", "FinishReason", "RequestOutput", "TokenLogprob", "Usage"]
+
+LEAST_LOGPROB: Final = -9999.0
+"""Stands for minus infinity, and for whatever is no number: JSON has neither."""
 
 
 class FinishReason(enum.StrEnum):
@@ -16,6 +20,22 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, gc=False):
+    """What the model itself thought of one token, before temperature, penalties and masks.
+
+    Attributes:
+        token_id: The token that came.
+        logprob: Natural logarithm of its probability, at least ``LEAST_LOGPROB``.
+        rank: 1 for the likeliest token of the vocabulary; equals share the better rank.
+        top: (token id, logprob) of the likeliest tokens, as many as asked for, likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
 
 
 class RequestOutput(msgspec.Struct, array_like=True, gc=False):
@@ -32,6 +52,9 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         stop_reason: The stop string or stop token id that ended it; ``None`` for end-of-sequence.
         num_cached_tokens: Prompt tokens served from the prefix cache (said on the first delta).
         error: What went wrong, with ``finish_reason == "error"`` only.
+        logprobs: One per entry of ``token_ids`` where they were asked for, else ``None``.
+        prompt_logprobs: One per token of the prompt, ``None`` for the first, which nothing
+            foretells; on the delta of the first token only.
     """
 
     request_id: int
@@ -41,6 +64,8 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def merge(self, later: RequestOutput) -> None:
         """Append ``later``, the next delta of the same sequence, to this one."""
@@ -50,6 +75,10 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         self.stop_reason = later.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.error = later.error
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -148,16 +148,16 @@ def one_sequence(tokens: list[int], rows: list[int], samplings: list[Sampling]) 
 def test_tokens_come_one_per_row_in_the_order_of_the_rows(runner: ModelRunner) -> None:
     samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(4)]
     rows = [0, 3, 8, 19]
-    tokens = runner.execute(one_sequence(prompt(20), rows, samplings))
+    tokens = runner.execute(one_sequence(prompt(20), rows, samplings)).tokens
     assert tokens.dtype == np.int32
     assert tokens.shape == (4,)
     assert ((tokens >= 0) & (tokens < runner.model.vocab_size)).all()
-    backwards = runner.execute(one_sequence(prompt(20), rows[::-1], samplings[::-1]))
+    backwards = runner.execute(one_sequence(prompt(20), rows[::-1], samplings[::-1])).tokens
     assert backwards.tolist() == tokens.tolist()[::-1]
 
 
 def test_a_step_without_rows_gives_no_tokens(runner: ModelRunner) -> None:
-    tokens = runner.execute(one_sequence(prompt(20), [], []))
+    tokens = runner.execute(one_sequence(prompt(20), [], [])).tokens
     assert tokens.dtype == np.int32
     assert tokens.shape == (0,)
 
@@ -175,10 +175,10 @@ def test_a_step_does_not_keep_or_change_the_arrays_it_was_given(runner: ModelRun
         *(getattr(batch.sampling, name) for name in ("temperature", "top_p", "seeds", "positions")),
     ]
     copies = [array.copy() for array in arrays]
-    first = runner.execute(batch).copy()
+    first = runner.execute(batch).tokens.copy()
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
     batch.token_ids[:] = 0  # must not reach what was computed already
-    again = runner.execute(one_sequence(prompt(20), [19], [DRAWN]))
+    again = runner.execute(one_sequence(prompt(20), [19], [DRAWN])).tokens
     assert again.tolist() == first.tolist()
 
 

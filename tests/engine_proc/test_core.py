@@ -12,6 +12,7 @@ from helpers.faithful_runner import FaithfulRunner
 from helpers.requests import Spelling
 from helpers.stepped_engine import sim_core
 from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.runner import StepResult
 from trioengine.engine_proc.sim_runner import SimScript, sim_tokens
 from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
 from trioengine.outputs import FinishReason, RequestOutput
@@ -245,7 +246,7 @@ def test_a_token_out_of_the_vocabulary_ends_only_its_request(token: int) -> None
     core.step(list)
     core.step(list)
     tokens = np.array([token, 700], np.int32)
-    runner.execute = lambda batch: tokens  # type: ignore[method-assign]
+    runner.execute = lambda batch: StepResult(tokens)  # type: ignore[method-assign]
     outputs = {output.request_id: output for output in core.step(list)}
     assert outputs[1].finish_reason is FinishReason.ERROR
     assert "vocabulary" in str(outputs[1].error)

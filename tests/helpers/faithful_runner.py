@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trioengine.engine_proc.runner import StepResult
 from trioengine.protocol import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy.typing as npt
 
     from trioengine.engine_proc.runner import StepBatch
 
@@ -91,7 +90,7 @@ class FaithfulRunner:
         # Garbage, so that reading a slot that nobody has written is noticed.
         self._slots = [_mix(0xBAD, slot) for slot in range(num_blocks * block_size)]
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
+    def execute(self, batch: StepBatch) -> StepResult:
         check_batch(batch, self.block_size, self.num_blocks)
         self.last_batch = batch
         before = self._slots.copy()
@@ -106,9 +105,8 @@ class FaithfulRunner:
                 context = _mix(context, int(batch.token_ids[flat]))
                 self._slots[self._slot(table, int(batch.positions[flat]))] = context
                 contexts[flat] = context
-        return np.array(
-            [self._sample(batch, row, contexts) for row in range(len(batch.logits_rows))], np.int32
-        )
+        tokens = [self._sample(batch, row, contexts) for row in range(len(batch.logits_rows))]
+        return StepResult(np.array(tokens, np.int32))
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

@@ -142,7 +142,7 @@ class MiniScheduler:
             for seq, limit in zip(sequences, limits, strict=True)
         ]
         batch, sampled = self._batch(sequences, lens)
-        tokens = self.runner.execute(batch)
+        tokens = self.runner.execute(batch).tokens
         assert tokens.dtype == np.int32
         assert tokens.shape == (len(sampled),)
         for seq, length in zip(sequences, lens, strict=True):

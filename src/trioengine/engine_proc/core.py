@@ -169,7 +169,7 @@ class EngineCore:
         plan = self._schedule()
         batch, sampling = self._batch.build(plan)
         self._timeline.lap("build")
-        tokens = self._runner.execute(batch)
+        tokens = self._runner.execute(batch).tokens
         self._batch.advance(plan, sampling, tokens)
         self._timeline.lap("execute")
         outputs = self.abort(poll_aborts())

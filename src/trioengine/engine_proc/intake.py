@@ -43,10 +43,12 @@ class Intake:
         """Return the request of an ``Add``.
 
         Raises:
-            InvalidRequestError: The prompt cannot be served.
+            InvalidRequestError: The prompt cannot be served, or a parameter names a token that the
+                vocabulary lacks.
         """
         params = add.params
         self._check_prompt(add.prompt_token_ids)
+        params.check_token_ids(self._model.vocab_size)
         eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
         self._arrivals += 1
         return Request(

@@ -7,7 +7,7 @@ call per step. A runner sees arrays only: it never learns what a request is.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,77 @@ if TYPE_CHECKING:
 
     from trioengine.protocol import ModelInfo
 
-__all__ = ["ModelRunner", "SamplingRows", "StepBatch"]
+__all__ = [
+    "NO_TOKEN",
+    "AllowMasks",
+    "LogitBias",
+    "ModelRunner",
+    "Penalties",
+    "RowLogprobs",
+    "SamplingRows",
+    "StepBatch",
+    "StepResult",
+]
+
+NO_TOKEN: Final = -1
+"""What a row gets where nothing is left that it may sample."""
+
+
+@dataclasses.dataclass(slots=True)
+class Penalties:
+    """Tokens seen before, and what having been seen costs them.
+
+    Row ``r`` owns entries ``starts[r]:starts[r + 1]``, one for each distinct token. First the
+    repetition penalty divides a positive logit and multiplies another; then ``frequency`` times the
+    count is taken off, and ``presence`` where the count is not 0.
+
+    Attributes:
+        presence: float32 ``[num_rows]``.
+        frequency: float32 ``[num_rows]``.
+        repetition: float32 ``[num_rows]``, > 0.
+        starts: int32 ``[num_rows + 1]``, from 0, never falling.
+        token_ids: int32 ``[num_entries]``.
+        counts: int32 ``[num_entries]``, how often the token is in the output; 0 for one that is in
+            the prompt only.
+    """
+
+    presence: npt.NDArray[np.float32]
+    frequency: npt.NDArray[np.float32]
+    repetition: npt.NDArray[np.float32]
+    starts: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(slots=True)
+class LogitBias:
+    """What is added to some logits, before the penalties.
+
+    Row ``r`` owns entries ``starts[r]:starts[r + 1]``.
+
+    Attributes:
+        starts: int32 ``[num_rows + 1]``, from 0, never falling.
+        token_ids: int32 ``[num_entries]``, distinct within a row.
+        values: float32 ``[num_entries]``, finite.
+    """
+
+    starts: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(slots=True)
+class AllowMasks:
+    """Which tokens of some rows may come: grammars and ``allowed_token_ids``.
+
+    Attributes:
+        words: uint32 ``[num_masks, ceil(vocab_size / 32)]``; token ``t`` may come where bit
+            ``t % 32`` of word ``t // 32`` is set. Bits past the vocabulary are not read.
+        row_masks: int32 ``[num_rows]``, the mask of each row, -1 for none.
+    """
+
+    words: npt.NDArray[np.uint32]
+    row_masks: npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,8 +101,20 @@ class SamplingRows:
         positions: int64, index of the token to be sampled in its sequence (prompt included). The
             one uniform of a row is a function of (seed, position) alone.
         request_ids: int64, for the simulated runner.
-        all_greedy: True where no row needs more than an argmax.
-        masked_token_ids: (row, token ids) pairs whose logits count as -inf (``min_tokens``).
+        all_greedy: True where every temperature is 0.
+        masked_token_ids: (row, token ids) pairs whose logits count as -inf (``min_tokens``,
+            ``bad_words``). A row may have several.
+        allow: Masks of the rows that may not sample every token; ``None``: no row has one.
+        bias: ``None``: no row has any.
+        penalties: ``None``: no row has any.
+        logprobs_k: int32, how many of the likeliest tokens are reported beside the row's own, -1
+            where nothing is. ``None``: no row wants any.
+        targets: int32, the token that comes in any case, whose logprob is wanted (a token of the
+            prompt); -1 where one is sampled. ``None``: every row samples.
+
+    What is ``None`` costs nothing. Logits pass through, in this order: ``allow`` and
+    ``masked_token_ids``, ``bias``, ``penalties``, then temperature, ``min_p``, ``top_k``,
+    ``top_p``. Logprobs are those of the logits before all of that.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -44,6 +126,11 @@ class SamplingRows:
     request_ids: npt.NDArray[np.int64]
     all_greedy: bool
     masked_token_ids: list[tuple[int, list[int]]]
+    allow: AllowMasks | None = None
+    bias: LogitBias | None = None
+    penalties: Penalties | None = None
+    logprobs_k: npt.NDArray[np.int32] | None = None
+    targets: npt.NDArray[np.int32] | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,6 +162,39 @@ class StepBatch:
     sampling: SamplingRows
 
 
+@dataclasses.dataclass(slots=True)
+class RowLogprobs:
+    """Log-softmax of the model's own logits. What a row did not ask for holds anything.
+
+    Attributes:
+        chosen: float32 ``[num_rows]``, of the row's token. Never NaN, never below
+            ``LEAST_LOGPROB``.
+        ranks: int32 ``[num_rows]``, 1 + how many tokens are likelier than it.
+        top_ids: int32 ``[num_rows, width]``, the likeliest first, of equals the lower id first;
+            ``width`` is the largest ``logprobs_k``, at least 0.
+        top: float32 ``[num_rows, width]``, of ``top_ids``.
+    """
+
+    chosen: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(slots=True)
+class StepResult:
+    """What a step gave.
+
+    Attributes:
+        tokens: int32 ``[num_rows]``: sampled, or the row's target. ``NO_TOKEN`` where masks leave
+            nothing that has a finite logit.
+        logprobs: Where ``logprobs_k`` was given, else ``None``.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logprobs: RowLogprobs | None = None
+
+
 class ModelRunner(Protocol):
     """Owns weights and paged KV cache; fulfils the same contract tests whatever computes."""
 
@@ -82,8 +202,8 @@ class ModelRunner(Protocol):
     block_size: int
     num_blocks: int
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
-        """Compute one step and return the sampled token ids, int32 ``[num_rows]``."""
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Compute one step and return a token per row, and logprobs where they are wanted."""
 
     def call(self, method: str, args: dict[str, object]) -> object:
         """Run a control method that concerns the arithmetic (``start_profile``, …).

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import numpy as np
 
+from trioengine.engine_proc.runner import StepResult
 from trioengine.errors import ConfigError
 from trioengine.protocol import ModelInfo
 
@@ -180,7 +181,7 @@ class SimModelRunner:
             max_model_len=options.max_model_len_tokens,
         )
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
+    def execute(self, batch: StepBatch) -> StepResult:
         """Take the scripted time, commit the scripted fault, or return the hashed tokens."""
         self._step += 1
         self._act_out_step()
@@ -194,7 +195,7 @@ class SimModelRunner:
             tokens[row] = self._unmasked(int(tokens[row]), int(hashes[row]), set(masked))
         if self._step == self.script.bad_token_at_step and len(tokens):
             tokens[0] = -1
-        return tokens
+        return StepResult(tokens)
 
     def _act_out_step(self) -> None:
         script, step = self.script, self._step

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from helpers.numpy_llama import TinyShape
 from helpers.reference import GREEDY, LogitsTap, MiniScheduler, Sampling, Seq
+from trioengine.engine_proc.runner import StepResult
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from helpers.native_fixtures import OpenTiny
     from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
     from trioengine.engine_proc.runner import ModelRunner, StepBatch
@@ -35,9 +34,9 @@ class Tapped:
         self.block_size, self.num_blocks = runner.block_size, runner.num_blocks
         self._runner = runner
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
+    def execute(self, batch: StepBatch) -> StepResult:
         tokens, self.tap.last = self._runner.logits(batch)
-        return tokens
+        return StepResult(tokens)
 
     def call(self, method: str, args: dict[str, object]) -> object:
         return self._runner.call(method, args)

@@ -63,7 +63,7 @@ def test_decoding_gives_the_bits_of_a_prefill(open_tiny: OpenTiny, isa: str, nam
 def test_execute_returns_the_sampled_tokens(open_tiny: OpenTiny) -> None:
     runner, model = open_tiny()
     tokens = tokens_of(30)
-    sampled = runner.execute(make_batch([(tokens, 0, [4, 2])]))
+    sampled = runner.execute(make_batch([(tokens, 0, [4, 2])])).tokens
     assert sampled.dtype == np.int32
     assert sampled.tolist() == [int(model.logits(tokens)[-1].argmax())]
 
@@ -83,7 +83,7 @@ def test_rows_may_be_any_tokens_in_any_order_or_none(open_tiny: OpenTiny) -> Non
     none.sampling = make_batch([([0], 0, [1])]).sampling
     for name in ("temperature", "top_p", "top_k", "min_p", "seeds", "positions"):
         setattr(none.sampling, name, getattr(none.sampling, name)[:0])
-    assert runner.execute(none).shape == (0,)
+    assert runner.execute(none).tokens.shape == (0,)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])

@@ -193,7 +193,7 @@ def one_chunk(tokens: list[int], rows: list[int]) -> StepBatch:
 def test_the_head_runs_for_wanted_rows_only(open_runner: OpenRunner) -> None:
     runner = open_runner("llama-mha")
     assert runner.logits(one_chunk(prompt(20), [4])).shape == (1, VOCAB)
-    tokens = runner.execute(one_chunk(prompt(20), []))
+    tokens = runner.execute(one_chunk(prompt(20), [])).tokens
     assert tokens.dtype == np.int32
     assert tokens.shape == (0,)
 
@@ -270,7 +270,7 @@ def test_a_failed_step_leaves_no_plan_behind(open_runner: OpenRunner) -> None:
     with pytest.raises(IndexError):
         runner.execute(one_chunk([VOCAB], [0]))
     assert runner._attention.plan is None
-    assert runner.execute(one_chunk(prompt(20), [19])).shape == (1,)
+    assert runner.execute(one_chunk(prompt(20), [19])).tokens.shape == (1,)
 
 
 def traces(directory: Path) -> list[str]:

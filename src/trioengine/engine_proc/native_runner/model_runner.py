@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trioengine.engine_proc.runner import StepResult
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -37,8 +39,8 @@ class NativeModelRunner:
         self.num_blocks = num_blocks
         self._runner: _native.Runner | None = runner
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
-        """Compute one step and return the sampled token ids, int32 ``[num_rows]``.
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Compute one step; see ``ModelRunner``.
 
         Raises:
             ValueError: The batch is not sound (an index out of range, a wrong dtype or shape);
@@ -46,7 +48,7 @@ class NativeModelRunner:
             RuntimeError: The runner is closed, or another thread is in a step.
         """
         tokens, _ = self._call(batch, want_logits=False)
-        return tokens
+        return StepResult(tokens)
 
     def logits(self, batch: StepBatch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Compute one step; return the sampled ids and the logits, float32 ``[num_rows, vocab]``.

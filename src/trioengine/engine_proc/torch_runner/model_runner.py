@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trioengine.engine_proc.runner import StepResult
 from trioengine.engine_proc.torch_runner.attention import PagedAttention, bind
 from trioengine.engine_proc.torch_runner.paged_cache import LayerCache
 from trioengine.engine_proc.torch_runner.profiler import TorchProfiler
@@ -64,15 +65,14 @@ class TorchModelRunner:
         self._profiler = TorchProfiler()
         self._profile_dir = profile_dir
 
-    def execute(self, batch: StepBatch) -> npt.NDArray[np.int32]:
+    def execute(self, batch: StepBatch) -> StepResult:
         """Compute one step; see ``ModelRunner``."""
         with torch.inference_mode():
             logits = self.logits(batch)
             if not len(logits):
-                return np.empty(0, np.int32)
+                return StepResult(np.empty(0, np.int32))
             tokens = sample(logits, batch.sampling)
-            sampled: npt.NDArray[np.int32] = tokens.to(torch.int32).cpu().numpy()
-            return sampled
+            return StepResult(tokens.to(torch.int32).cpu().numpy())
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the step and return its logits, ``[num_rows, vocab]`` in the network's dtype.
