@@ -109,6 +109,22 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--chat-template", "/does/not/exist"), "--chat-template: [Errno 2] No such file"),
         (("--ssl-certfile", "a"), "--ssl-certfile and --ssl-keyfile need each other"),
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
+        (
+            ("--quantization", "q3"),
+            "--quantization: must be one of none, int8, q4, gguf, got 'q3'",
+        ),
+        (
+            ("--quantization", "int8", "--engine", "torch"),
+            "--quantization int8 is the native engine's, on the CPU: not with --engine torch",
+        ),
+        (
+            ("--quantization", "gguf", "--engine", "sim"),
+            "--quantization gguf is the native engine's, on the CPU: not with --engine sim",
+        ),
+        (
+            ("--quantization", "q4", "--device", "cuda"),
+            "--quantization q4 is the native engine's, on the CPU: not with --device cuda",
+        ),
         (("--seed", str(2**63)), "--seed: must be in [-9.22337e+18, 9.22337e+18], got"),
         (("--threads", "100000"), "--threads: must be in [1, 1024], got 100000"),
         (("--stall-timeout", "0"), "--stall-timeout: must be >= 0.001, got 0"),

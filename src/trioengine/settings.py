@@ -156,6 +156,13 @@ OPTIONS: Final = (
         choices=("auto", "float32", "bfloat16", "float16"),
     ),
     Option(
+        "quantization",
+        "engine.quantization",
+        "weights of the native engine: int8 and q4 round them while loading, gguf takes those of a "
+        "GGUF file as they are, none is bfloat16",
+        choices=("none", "int8", "q4", "gguf"),
+    ),
+    Option(
         "threads",
         "engine.threads",
         "threads that compute; by default the engine decides",
@@ -293,7 +300,23 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
     config = msgspec.convert({**server, "engine": engine}, ServerConfig)
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise ConfigError("--ssl-certfile and --ssl-keyfile need each other")
+    _check_quantization(config.engine)
     return config
+
+
+def _check_quantization(engine: EngineOptions) -> None:
+    """Refuse at once what no engine that these options could mean would do."""
+    if engine.quantization == "none":
+        return
+    if engine.backend not in {"auto", "native"}:
+        other = f"--engine {engine.backend}"
+    elif engine.device == "cuda":
+        other = "--device cuda"
+    else:
+        return
+    raise ConfigError(
+        f"--quantization {engine.quantization} is the native engine's, on the CPU: not with {other}"
+    )
 
 
 def _sources(

@@ -63,6 +63,24 @@ def test_a_gguf_file_is_read_as_it_is(
     assert (found.cost.weight_bytes, found.cost.body_params) == (500, 800)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "num_bytes"), [("int8", 850 + 85), ("q4", 500 + 85), ("gguf", 700)]
+)
+def test_quantised_weights_are_less_to_read(
+    model_dir: Path, quantization: str, num_bytes: int
+) -> None:
+    (model_dir / "model.gguf").write_bytes(b"x" * 700)
+    found = find_subject(str(model_dir), {"quantization": quantization})
+    assert found.cost is not None
+    assert (found.cost.weight_bytes, found.cost.body_params) == (num_bytes, 800)
+
+
+def test_blocks_of_a_file_that_is_not_there_have_no_known_cost(model_dir: Path) -> None:
+    found = find_subject(str(model_dir), {"quantization": "gguf"})
+    assert found.cost is None
+    assert found.cost_unknown.endswith("model.gguf cannot be read: No such file or directory")
+
+
 def test_a_model_of_unknown_cost_says_why(model_dir: Path) -> None:
     checkpoint(model_dir, num_experts=4)
     found = find_subject(str(model_dir), {})

@@ -150,3 +150,16 @@ def test_a_gpu_is_torchs_and_runs_more_sequences(
     monkeypatch.setattr(registry, "_NVIDIA_DRIVER", tmp_path)  # it exists
     assert build(tmp_path, backend="auto").limits.max_num_seqs == 256
     assert loaders.asked == ["torch"]
+
+
+def test_quantised_weights_are_the_native_runners_or_nobodys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaders = Loaders(monkeypatch, native_fits=True)
+    monkeypatch.setattr(registry, "_NVIDIA_DRIVER", tmp_path)  # a GPU does not make it torch's
+    build(tmp_path, quantization="int8")
+    loaders.native_fits = False
+    refusal = "--quantization q4 is the native runner's, which does not fit: not this architecture"
+    with pytest.raises(ConfigError, match=f"^{refusal}$"):
+        build(tmp_path, quantization="q4")
+    assert loaders.asked == ["native", "native"]

@@ -9,6 +9,7 @@ import msgspec
 
 from trioengine.bench.model_cost import ModelCost, read_model_cost
 from trioengine.errors import ConfigError
+from trioengine.models.fetch import GGUF_NAME
 from trioengine.models.resolve import ModelKind, resolve_model
 from trioengine.models.source import find_model
 from trioengine.settings import load_config
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Subject", "find_subject"]
 
 FETCH_PATIENCE_S: Final = 600.0  # without any progress
+_QUANTISED_BYTES: Final = {"int8": (1 + 2 / 32, 1 + 2 / 32), "q4": (0.5 + 4 / 32, 1 + 2 / 32)}
+"""Of a weight of body and head: its bits, and the halves that 32 share (scale, minimum)."""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,7 @@ def find_subject(model: str | None, engine: Mapping[str, object]) -> Subject:
     model_dir = source.model_dir or _prepare(config.model)
     tokenizer = Tokenizer.from_dir(model_dir)
     try:
-        cost = _cost(config.model, model_dir, is_float32=is_float32)
+        cost = _cost(config.model, model_dir, config.engine)
     except ConfigError as error:
         return subject(tokenizer=tokenizer, cost=None, cost_unknown=error.message)
     return subject(tokenizer=tokenizer, cost=cost, cost_unknown="")
@@ -79,16 +82,28 @@ def _simulated_tokenizer(model_dir: Path | None, engine: EngineOptions) -> Token
     return Tokenizer.simulated(SimScript.from_args(engine.engine_args).vocab_size)
 
 
-def _cost(model: str, model_dir: Path, *, is_float32: bool) -> ModelCost:
-    """Return the cost of the weights as the user's file has them, or as ``--dtype`` wants them."""
+def _cost(model: str, model_dir: Path, engine: EngineOptions) -> ModelCost:
+    """Return the cost of the weights as the user's file has them, or as the options want them."""
     cost = read_model_cost(model_dir)
-    if is_float32:
+    if engine.dtype == "float32":
         num_bytes = 4 * (cost.body_params + cost.head_params)
         return cost.stored_as(weight_bytes=num_bytes, kv_element_bytes=4)
+    if engine.quantization in _QUANTISED_BYTES:
+        body, head = _QUANTISED_BYTES[engine.quantization]
+        num_bytes = round(body * cost.body_params + head * cost.head_params)
+        return cost.stored_as(weight_bytes=num_bytes, kv_element_bytes=2)
     resolved = resolve_model(model)
-    if resolved.kind is ModelKind.GGUF:
-        return cost.stored_as(weight_bytes=resolved.path.stat().st_size, kv_element_bytes=2)
+    file = model_dir / GGUF_NAME if engine.quantization == "gguf" else resolved.path
+    if engine.quantization == "gguf" or resolved.kind is ModelKind.GGUF:
+        return cost.stored_as(weight_bytes=_size(file), kv_element_bytes=2)
     return cost
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _prepare(model: str) -> Path:

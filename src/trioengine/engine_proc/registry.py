@@ -120,11 +120,18 @@ def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> 
         try:
             return _load_native(model_dir, options, progress)
         except (ConfigError, ImportError) as error:
+            if options.quantization != "none":  # torch would take several times the memory
+                raise ConfigError(
+                    f"--quantization {options.quantization} is the native runner's, "
+                    f"which does not fit: {error}"
+                ) from error
             log.warning("the native runner does not fit, torch computes instead: %s", error)
     return _load_torch(model_dir, options, progress)
 
 
 def _wants_cuda(options: EngineOptions) -> bool:
+    if options.quantization != "none":
+        return False
     # Looking at the device file spares the seconds that importing torch to ask it would take.
     return options.device == "cuda" or (options.device == "auto" and _NVIDIA_DRIVER.exists())
 

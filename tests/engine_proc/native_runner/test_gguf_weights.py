@@ -133,7 +133,8 @@ def load(directory: Path, isa: str, quantization: str) -> Any:
     options = EngineOptions(
         kv_cache_memory_gib=0.02,
         threads=2,
-        engine_args={"isa": isa, "quantization": quantization},
+        quantization=quantization,  # type: ignore[arg-type]  # one of its literals
+        engine_args={"isa": isa},
     )
     return native_runner.load(directory, options, lambda *_: None)
 
@@ -178,10 +179,11 @@ def test_weights_are_quantised_while_loading(
     assert 1e-4 < error < bound
 
 
-def test_an_unknown_quantization_is_refused(tmp_path: Path) -> None:
+def test_blocks_need_a_file_that_has_them(tmp_path: Path) -> None:
     pytest.importorskip("trioengine.engine_proc.native_runner._native")
     NumpyLlama(TinyShape()).write(tmp_path)
-    with pytest.raises(ConfigError, match="must be one of none, int8, q4, gguf, got 'q3'"):
-        load(tmp_path, "", "q3")
+    with pytest.raises(ConfigError, match=r"needs a model that was a GGUF file: no .*model\.gguf"):
+        load(tmp_path, "", "gguf")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"model.gguf is not a usable GGUF file"):
         load(tmp_path, "", "gguf")

@@ -29,10 +29,8 @@ def load(
 
     Args:
         model_dir: Hugging Face layout, weights as safetensors.
-        options: Lengths, memory, threads. ``engine_args`` may hold ``isa`` (one of
-            ``_native.usable_isas()``; the best by default) and ``quantization``: ``none`` (bf16,
-            the default), ``int8`` or ``q4`` to quantise the weights while loading, ``gguf`` to use
-            the blocks of the ``model.gguf`` in the directory as they are.
+        options: Lengths, memory, threads, quantization. ``engine_args`` may hold ``isa``, one of
+            ``_native.usable_isas()``; the best by default.
         progress: Called with (phase, fraction in [0, 1] of the whole load).
 
     Raises:

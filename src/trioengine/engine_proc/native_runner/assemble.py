@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     Int32Array = npt.NDArray[np.int32]
 
-__all__ = ["QUANTIZATIONS", "TensorSource", "build_model", "padded_head_dim"]
+__all__ = ["TensorSource", "build_model", "padded_head_dim"]
 
 LANES: Final = 16
 GROUP: Final = 32
-QUANTIZATIONS: Final = {"none": ("bf16", "bf16"), "int8": ("q8", "q8"), "q4": ("q4_min", "q8")}
+_FORMATS: Final = {"none": ("bf16", "bf16"), "int8": ("q8", "q8"), "q4": ("q4_min", "q8")}
 """Formats of layers and head. Rounding the head to 4 bits would cost more than its size saves."""
 _BLOCK_FORMATS: Final = {"q4_0": "q4", "q4_1": "q4_min", "q8_0": "q8"}
 
@@ -66,7 +66,7 @@ def build_model(
         config: Shape of the model.
         source: Its tensors. Quantised blocks are used as they are where nothing within them has to
             move.
-        quantization: Of matrices that are not quantised yet, a key of ``QUANTIZATIONS``.
+        quantization: Of matrices that are not quantised yet, ``none``, ``int8`` or ``q4``.
         max_model_len: Positions to rotate.
         threads: That pack.
         progress: Told the fraction of layers that are done.
@@ -106,7 +106,7 @@ class _Packer:
         self._source = source
         self._threads = threads
         self._arena = _native.Arena()
-        self._layer_format, self._head_format = QUANTIZATIONS[quantization]
+        self._layer_format, self._head_format = _FORMATS[quantization]
         c = config
         self._hidden_rows = _padded(np.arange(c.hidden), _round_up(c.hidden, GROUP))
         self._query_rows = _head_rows(c.num_heads, c.head_dim, split=True)

@@ -10,7 +10,6 @@ from trioengine.engine_proc.kv_sizing import CPU_SHARE, GIB, KVCacheRequest, num
 from trioengine.engine_proc.machine import available_memory_bytes, usable_cpus
 from trioengine.engine_proc.native_runner import _native
 from trioengine.engine_proc.native_runner.assemble import (
-    QUANTIZATIONS,
     TensorSource,
     build_model,
     padded_head_dim,
@@ -102,10 +101,6 @@ class _Settings:
         isa = args.pop("isa", "")
         if not isinstance(isa, str):
             raise ConfigError(f"engine argument isa must be a string, got {isa!r}")
-        quantization = args.pop("quantization", "none")
-        if quantization not in {*QUANTIZATIONS, "gguf"}:
-            known = ", ".join([*QUANTIZATIONS, "gguf"])
-            raise ConfigError(f"quantization must be one of {known}, got {quantization!r}")
         if args:
             raise ConfigError(f"the native engine has no argument {sorted(args)[0]!r}")
         if options.device == "cuda":
@@ -117,7 +112,7 @@ class _Settings:
                 f"--block-size {options.block_size_tokens}: the native engine's blocks hold a "
                 f"multiple of {BLOCK_MULTIPLE} tokens"
             )
-        return cls(isa, options.threads or usable_cpus(), str(quantization))
+        return cls(isa, options.threads or usable_cpus(), options.quantization)
 
 
 def _resolve_isa(wanted: str) -> str:
@@ -158,9 +153,10 @@ def _pack(
 def _open_weights(model_dir: Path, config: ModelConfig, quantization: str) -> TensorSource:
     if quantization != "gguf":
         return Checkpoint(model_dir)
-    return GgufCheckpoint(
-        model_dir / GGUF_NAME, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
-    )
+    path = model_dir / GGUF_NAME
+    if not path.exists():
+        raise ConfigError(f"--quantization gguf needs a model that was a GGUF file: no {path}")
+    return GgufCheckpoint(path, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
 
 
 def _num_blocks(config: ModelConfig, max_model_len: int, options: EngineOptions) -> int:
