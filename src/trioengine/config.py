@@ -32,6 +32,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_model_len_tokens: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int = 2048
+    num_scheduler_steps: int = 1
     block_size_tokens: int = 16
     kv_cache_memory_gib: float | None = None
     enable_prefix_caching: bool = True

@@ -185,6 +185,11 @@ OPTIONS: Final = (
     _count(
         "max-num-batched-tokens", "engine.max_num_batched_tokens", "most tokens a step", "TOKENS"
     ),
+    _count(
+        "num-scheduler-steps",
+        "engine.num_scheduler_steps",
+        "tokens that each running sequence decodes between two looks at new requests and aborts",
+    ),
     _count("block-size", "engine.block_size_tokens", "tokens of one KV-cache block", "TOKENS"),
     Option(
         "kv-cache-memory",

@@ -1,7 +1,4 @@
-"""What every model runner promises, whatever computes: the same cases over each of them.
-
-To add a runner, add its name to ``RUNNERS`` and a branch to ``runner``.
-"""
+"""What every model runner promises, whatever computes: the same cases over each of them."""
 
 from __future__ import annotations
 
@@ -11,41 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from helpers.numpy_llama import TinyShape
 from helpers.reference import GREEDY, MiniScheduler, Sampling, Seq, sampling_rows
 from helpers.tiny_models import VOCAB
 from trioengine.engine_proc.runner import StepBatch
-from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.native_fixtures import OpenTiny
-    from helpers.torch_fixtures import OpenRunner
     from trioengine.engine_proc.runner import ModelRunner
 
-    MakeRunner = Callable[[], ModelRunner]
-
-RUNNERS = [
-    "sim",
-    "native",
-    pytest.param("torch-llama", marks=pytest.mark.model),
-    pytest.param("torch-gemma2", marks=pytest.mark.model),
-]
 DRAWN = Sampling(temperature=0.9, top_p=0.9, top_k=40, seed=7)
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-
-
-@pytest.fixture(params=RUNNERS)
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
-    if request.param == "sim":
-        return SimModelRunner(SimScript(num_blocks=256), vocab_size=VOCAB, eos_token_ids=(0,))
-    if request.param == "native":
-        open_tiny: OpenTiny = request.getfixturevalue("open_tiny")
-        return open_tiny(TinyShape(vocab=VOCAB), kv_cache_memory_gib=0.02)[0]
-    open_runner: OpenRunner = request.getfixturevalue("open_runner")
-    names = {"torch-llama": "llama-gqa2-hd64-tied", "torch-gemma2": "gemma2"}
-    return open_runner(names[request.param])
 
 
 def prompt(length: int) -> list[int]:

@@ -74,3 +74,18 @@ def test_rank_is_priority_then_arrival() -> None:
     adds = [Add(index, [2], SamplingParams(), priority) for index, priority in enumerate((1, 0, 0))]
     ranks = [source.make_request(add).rank for add in adds]
     assert sorted(ranks) == [ranks[1], ranks[2], ranks[0]]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(presence_penalty=0.1),
+        SamplingParams(frequency_penalty=-0.1),
+        SamplingParams(repetition_penalty=1.1),
+        SamplingParams(bad_words_token_ids=((5, 6),)),
+    ],
+)
+def test_whoever_looks_back_at_its_tokens_goes_one_step_at_a_time(params: SamplingParams) -> None:
+    assert intake().make_request(Add(1, [2], params)).single_steps
+    plain = SamplingParams(seed=1, top_p=0.5, min_tokens=3, logprobs=2, logit_bias={5: 1.0})
+    assert not intake().make_request(Add(2, [2], plain)).single_steps

@@ -42,9 +42,9 @@ def test_a_second_end_is_refused_and_does_not_change_the_reason() -> None:
 def test_counts_output_tokens_only() -> None:
     request = make_request([1, 2, 3], num_output_tokens=1, params=SamplingParams(min_tokens=2))
     assert request.num_output_tokens == 1
-    assert request.must_not_end
+    assert request.must_not_end()
     request.tokens.append(4)
-    assert not request.must_not_end
+    assert not request.must_not_end()
 
 
 def test_repr_tells_the_state() -> None:

@@ -23,7 +23,13 @@ class World:
     """A scheduler and the little that it needs: someone who applies its steps."""
 
     def __init__(
-        self, *, num_blocks: int = 100, seats: int = 8, budget: int = 100, beside: int = 10
+        self,
+        *,
+        num_blocks: int = 100,
+        seats: int = 8,
+        budget: int = 100,
+        beside: int = 10,
+        num_steps: int = 1,
     ) -> None:
         self.cache = KVCacheManager(BlockPool(num_blocks), BLOCK_SIZE, enable_prefix_caching=True)
         self.scheduler = Scheduler(
@@ -31,6 +37,7 @@ class World:
             max_num_seqs=seats,
             max_num_batched_tokens=budget,
             prefill_tokens_beside_decodes=beside,
+            max_num_steps=num_steps,
         )
         self.arrivals = 0
 
@@ -48,8 +55,9 @@ class World:
     def step(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         for request in plan.decodes:
-            request.num_computed += 1
-            request.tokens.append(7)
+            count = min(plan.num_steps, request.tokens_left)
+            request.num_computed += count
+            request.tokens.extend([7] * count)
         for chunk in plan.prefills:
             last = chunk.is_last
             chunk.request.num_computed += chunk.num_tokens
@@ -230,3 +238,67 @@ def test_ranked_queue_stays_sorted() -> None:
     queue.remove(requests[2])
     assert list(queue) == [requests[1], requests[3], requests[0]]
     assert queue[-1] is requests[0]
+
+
+# Several steps to a plan --------------------------------------------------------------------
+
+
+def test_decodes_alone_are_planned_for_several_steps() -> None:
+    world = World(num_steps=4)
+    one, two = world.add(3), world.add(3)
+    assert world.step().num_steps == 1  # a prefill
+    plan = world.step()
+    assert (plan.decodes, plan.num_steps) == ([one, two], 4)
+    # The last of the four computes position 6: with 7 tokens there are two blocks.
+    assert one.capacity == two.capacity == 8
+    world.add(3)
+    assert world.step().num_steps == 1
+
+
+def test_a_plan_stops_where_the_longest_answer_does() -> None:
+    world = World(num_steps=8)
+    one, two = world.add(3), world.add(3)
+    world.step()
+    one.max_len, two.max_len = 6, 9
+    plan = world.scheduler.schedule()
+    assert plan.num_steps == 5
+    assert plan.after(1).decodes == [one, two]
+    assert plan.after(2).decodes == [two]
+    assert plan.after(4).decodes == [two]
+    assert (one.capacity, two.capacity) == (8, 8)  # nothing beyond their ends
+
+
+def test_without_room_for_all_steps_there_are_fewer_and_nobody_is_preempted() -> None:
+    world = World(num_blocks=5, num_steps=8)
+    one, two = world.add(7), world.add(7)  # two blocks each: one left, and 8 steps want two each
+    world.step()
+    plan = world.step()
+    assert (plan.num_steps, plan.preempted) == (1, [])
+    assert one.capacity == two.capacity == 8
+    plan = world.step()  # both need a block now: the usual rules
+    assert plan.preempted == [two]
+
+
+def test_fewer_steps_where_those_fit() -> None:
+    world = World(num_blocks=4, num_steps=8)
+    one = world.add(7)
+    world.step()
+    world.cache.pool.allocate(1)
+    assert world.step().num_steps == 4  # one more block: up to 12 tokens
+    assert one.capacity == 12
+
+
+def test_a_request_that_wants_single_steps_gets_them_for_all() -> None:
+    world = World(num_steps=4)
+    one, two = world.add(3), world.add(3)
+    two.single_steps = True
+    world.step()
+    assert world.step().num_steps == 1
+    world.scheduler.forget(two)
+    assert one.decoding
+    assert world.step().num_steps == 4
+
+
+def test_no_steps_is_no_number_of_steps() -> None:
+    with pytest.raises(ConfigError, match="max_num_steps"):
+        World(num_steps=0)

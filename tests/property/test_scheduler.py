@@ -51,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget=st.integers(0, 6),
         chunk=st.integers(1, 4),
         caching=st.booleans(),
+        num_steps=st.sampled_from([1, 1, 2, 3, 8]),
     )
     def start(
         self,
@@ -60,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget: int,
         chunk: int,
         caching: bool,
+        num_steps: int,
     ) -> None:
         self.budget, self.chunk, self.max_num_seqs = (
             max_num_seqs + extra_budget,
@@ -76,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=self.budget,
             prefill_tokens_beside_decodes=chunk,
             enable_prefix_caching=caching,
+            num_scheduler_steps=num_steps,
         )
 
     @rule(

@@ -7,6 +7,10 @@ leaves: ``_end``. Aborts arrive before ``schedule`` and once more between sampli
 there they win: what was sampled for an aborted request is dropped, and its terminal is ``abort``
 even where that token would have finished it.
 
+A plan that is for several steps is executed that often before anybody looks at the tokens: they go
+from one step to the next through the rows of the batch. What was sampled for a request after the
+token that ended it is dropped, so an answer does not depend on how many steps a plan stands for.
+
 What one request contains can only hurt that request: it ends with ``error``. What breaks the shared
 state (a failing step, a block freed twice) raises, and the loop makes it fatal.
 """
@@ -25,6 +29,7 @@ from trioengine.engine_proc.kv_cache.block_pool import BlockPool
 from trioengine.engine_proc.kv_cache.manager import KVCacheManager
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
 from trioengine.engine_proc.request import Request, RequestStatus, TextBuilder
+from trioengine.engine_proc.runner import NO_TOKEN
 from trioengine.engine_proc.scheduler import PREFILL_TOKENS_BESIDE_DECODES, Scheduler
 from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
 from trioengine.outputs import FinishReason, RequestOutput
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from trioengine.engine_proc.runner import ModelRunner
+    from trioengine.engine_proc.runner import ModelRunner, StepResult
     from trioengine.engine_proc.scheduler import SchedulerOutput
     from trioengine.protocol import Add
     from trioengine.sampling_params import SamplingParams
@@ -61,6 +66,7 @@ class EngineCore:
         max_num_batched_tokens: int = 2048,
         enable_prefix_caching: bool = True,
         prefill_tokens_beside_decodes: int = PREFILL_TOKENS_BESIDE_DECODES,
+        num_scheduler_steps: int = 1,
         seed: int = 0,
         profile_dir: Path | None = None,
         timeline: StepTimeline | None = None,
@@ -74,6 +80,7 @@ class EngineCore:
             max_num_batched_tokens: Most tokens a step.
             enable_prefix_caching: Keep and match full blocks.
             prefill_tokens_beside_decodes: Most prompt tokens of a step in which anything decodes.
+            num_scheduler_steps: Most decode steps between two looks at what was sampled.
             seed: Where the seeds of requests without one come from.
             profile_dir: Where profiles go; ``None`` refuses them.
             timeline: Told of every phase boundary; shared with the loop.
@@ -101,6 +108,7 @@ class EngineCore:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_tokens_beside_decodes=prefill_tokens_beside_decodes,
+            max_num_steps=num_scheduler_steps,
         )
         self._batch = InputBatch(max_num_seqs, kv_cache.num_blocks_for(max_model_len), block_size)
         self._live: dict[int, Request] = {}
@@ -159,7 +167,7 @@ class EngineCore:
         return bool(self._live)
 
     def step(self, poll_aborts: Callable[[], Sequence[int]]) -> list[RequestOutput]:
-        """Schedule, execute, poll aborts, apply; return the deltas of this step.
+        """Schedule, execute, poll aborts, apply; return the deltas: at most one a request.
 
         Raises:
             InternalError: Nothing could be scheduled, although there is work.
@@ -167,18 +175,16 @@ class EngineCore:
         """
         begin_s = time.perf_counter()
         plan = self._schedule()
-        batch, sampling = self._batch.build(plan)
-        self._timeline.lap("build")
-        tokens = self._runner.execute(batch).tokens
-        self._batch.advance(plan, sampling, tokens)
-        self._timeline.lap("execute")
+        parts = [plan, *map(plan.after, range(1, plan.num_steps))]
+        sampled = [self._execute(part, ahead) for ahead, part in enumerate(parts)]
         outputs = self.abort(poll_aborts())
         self._timeline.lap("poll aborts")
-        self._apply_computed(plan)
-        self._apply_sampled(sampling, self._checked(tokens), outputs)
+        for part, (requests, result) in zip(parts, sampled, strict=True):
+            self._apply_computed(part)
+            self._apply_sampled(requests, result.tokens.tolist(), outputs)
         self._timeline.lap("apply")
         self._step_seconds = time.perf_counter() - begin_s
-        return outputs
+        return outputs if plan.num_steps == 1 else _merged(outputs)
 
     def _schedule(self) -> SchedulerOutput:
         plan = self._scheduler.schedule()
@@ -193,6 +199,16 @@ class EngineCore:
         self._timeline.lap("schedule")
         return plan
 
+    def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[list[Request], StepResult]:
+        """Compute one step; return who sampled in it, and what."""
+        batch, requests = self._batch.build(plan, ahead)
+        self._timeline.lap("build")
+        result = self._runner.execute(batch)
+        result.tokens = self._checked(result.tokens)
+        self._batch.advance(plan, requests, result.tokens)
+        self._timeline.lap("execute")
+        return requests, result
+
     def _apply_computed(self, plan: SchedulerOutput) -> None:
         """Note what is in the cache now (for a request aborted since, nobody looks)."""
         for request in plan.decodes:
@@ -204,12 +220,12 @@ class EngineCore:
                 request.num_computed += chunk.num_tokens
                 self._kv_cache.seal(request)
 
-    def _checked(self, tokens: npt.NDArray[np.int32]) -> list[int]:
-        """Return the sampled ids, with -1 for any that is not in the vocabulary."""
+    def _checked(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the sampled ids, with ``NO_TOKEN`` for any that is not in the vocabulary."""
         in_vocabulary = tokens.view(np.uint32) < self.model.vocab_size
-        if not in_vocabulary.all():
-            tokens = np.where(in_vocabulary, tokens, np.int32(-1))
-        return tokens.tolist()  # type: ignore[no-any-return]
+        if in_vocabulary.all():
+            return tokens
+        return np.where(in_vocabulary, tokens, np.int32(NO_TOKEN))
 
     def _apply_sampled(
         self, requests: list[Request], tokens: list[int], outputs: list[RequestOutput]
@@ -218,7 +234,7 @@ class EngineCore:
         before = len(outputs)
         for request, token in zip(requests, tokens, strict=True):
             if request.status is not RequestStatus.RUNNING:
-                continue  # aborted since the step began
+                continue  # aborted since, or ended by an earlier token
             try:
                 output = _extend(request, token)
             except Exception as error:  # contained: only this request's own text was touched
@@ -321,3 +337,12 @@ def _extend(request: Request, token: int) -> RequestOutput:
 def _error_output(request_id: int, error: Exception) -> RequestOutput:
     message = str(error) or type(error).__name__
     return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message)
+
+
+def _merged(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Return one delta a request, each made of its own in their order."""
+    merged: dict[int, RequestOutput] = {}
+    for output in outputs:
+        if (earlier := merged.setdefault(output.request_id, output)) is not output:
+            earlier.merge(output)
+    return list(merged.values())

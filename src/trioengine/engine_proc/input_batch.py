@@ -37,6 +37,7 @@ class InputBatch:
         self._last_token = np.zeros(max_rows, np.int32)
         self._num_computed = np.zeros(max_rows, np.int32)
         self._blocks = np.zeros((max_rows, max_blocks), np.int32)
+        self._num_blocks = np.zeros(max_rows, np.int32)
         self._temperature = np.zeros(max_rows, np.float32)
         self._top_p = np.ones(max_rows, np.float32)
         self._top_k = np.zeros(max_rows, np.int32)
@@ -48,6 +49,7 @@ class InputBatch:
             self._last_token,
             self._num_computed,
             self._blocks,
+            self._num_blocks,
             self._temperature,
             self._top_p,
             self._top_k,
@@ -66,6 +68,7 @@ class InputBatch:
         self._last_token[row] = request.tokens[-1]
         self._num_computed[row] = request.num_computed
         self._blocks[row, : len(request.block_ids)] = request.block_ids
+        self._num_blocks[row] = len(request.block_ids)
         self._temperature[row] = params.temperature
         self._top_p[row] = params.top_p
         self._top_k[row] = max(params.top_k, 0)
@@ -73,7 +76,7 @@ class InputBatch:
         self._seeds[row] = request.seed
         self._request_ids[row] = request.request_id
         self._num_drawn += not params.greedy
-        if request.must_not_end and request.ending_ids:
+        if request.must_not_end() and request.ending_ids:
             self._may_not_end.add(request)
 
     def remove(self, request: Request) -> None:
@@ -89,17 +92,22 @@ class InputBatch:
         self._may_not_end.discard(request)
 
     def note_growth(self, request: Request) -> None:
-        """Copy the newest block of a request into its row."""
-        index = len(request.block_ids) - 1
-        self._blocks[request.row, index] = request.block_ids[index]
+        """Copy the newest blocks of a request into its row."""
+        row, known, count = request.row, self._num_blocks[request.row], len(request.block_ids)
+        self._blocks[row, known:count] = request.block_ids[known:]
+        self._num_blocks[row] = count
 
-    def build(self, plan: SchedulerOutput) -> tuple[StepBatch, list[Request]]:
+    def build(self, plan: SchedulerOutput, ahead: int = 0) -> tuple[StepBatch, list[Request]]:
         """Return the step's batch, and the requests that sample, one per logits row.
+
+        Args:
+            plan: What to compute.
+            ahead: Steps since those requests were last told of their tokens.
 
         The arrays are C-contiguous; some are views, valid until the batch is next changed.
         """
         if plan.prefills or len(plan.decodes) != len(self.requests):
-            return self._gather(plan)
+            return self._gather(plan, ahead)
         num_rows = len(self.requests)
         seq_lens = self._num_computed[:num_rows] + np.int32(1)
         rows = self._rows[:num_rows]
@@ -110,11 +118,11 @@ class InputBatch:
             seq_lens=seq_lens,
             block_tables=self._tables(slice(num_rows), seq_lens),
             logits_rows=rows,
-            sampling=self._sampling(slice(num_rows), self.requests, seq_lens),
+            sampling=self._sampling(slice(num_rows), self.requests, seq_lens, ahead),
         )
         return batch, self.requests.copy()
 
-    def _gather(self, plan: SchedulerOutput) -> tuple[StepBatch, list[Request]]:
+    def _gather(self, plan: SchedulerOutput, ahead: int) -> tuple[StepBatch, list[Request]]:
         """Build a batch of decodes first, then chunks."""
         chunks, num_decodes = plan.prefills, len(plan.decodes)
         requests = plan.decodes + [chunk.request for chunk in chunks]
@@ -137,7 +145,7 @@ class InputBatch:
             seq_lens=seq_lens,
             block_tables=self._tables(rows, seq_lens),
             logits_rows=query_start[1:][sampled] - np.int32(1),
-            sampling=self._sampling(rows[sampled], sampling_requests, seq_lens[sampled]),
+            sampling=self._sampling(rows[sampled], sampling_requests, seq_lens[sampled], ahead),
         )
         return batch, sampling_requests
 
@@ -147,7 +155,7 @@ class InputBatch:
         return tables
 
     def _sampling(
-        self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array
+        self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array, ahead: int
     ) -> SamplingRows:
         return SamplingRows(
             temperature=self._temperature[rows],
@@ -158,13 +166,13 @@ class InputBatch:
             positions=seq_lens.astype(np.int64),
             request_ids=self._request_ids[rows],
             all_greedy=self._num_drawn == 0,
-            masked_token_ids=self._masks(requests),
+            masked_token_ids=self._masks(requests, ahead),
         )
 
-    def _masks(self, requests: list[Request]) -> list[tuple[int, list[int]]]:
+    def _masks(self, requests: list[Request], ahead: int) -> list[tuple[int, list[int]]]:
         if not self._may_not_end:
             return []
-        self._may_not_end = {request for request in self._may_not_end if request.must_not_end}
+        self._may_not_end = {r for r in self._may_not_end if r.must_not_end(ahead)}
         return [
             (index, sorted(request.ending_ids))
             for index, request in enumerate(requests)
@@ -172,7 +180,12 @@ class InputBatch:
         ]
 
     def advance(self, plan: SchedulerOutput, sampled: list[Request], tokens: Int32Array) -> None:
-        """Note that the step was computed and what it sampled; call before rows change."""
+        """Note that the step was computed and what it sampled; call before rows change.
+
+        An impossible token ends its request as soon as somebody looks. Until then its row goes on
+        with another one, so that what ``build`` returns is always sound.
+        """
+        tokens = np.maximum(tokens, 0)
         num_rows = len(self.requests)
         if not plan.prefills and len(plan.decodes) == num_rows:
             self._num_computed[:num_rows] += np.int32(1)

@@ -62,6 +62,7 @@ class Intake:
             eos_ids=eos_ids,
             ending_ids=eos_ids.union(params.stop_token_ids),
             text=self._make_text(params),
+            single_steps=_looks_back(params),
         )
 
     def _max_len(self, add: Add) -> int:
@@ -83,3 +84,13 @@ class Intake:
             raise InvalidRequestError(
                 f"token ids of the prompt must be in [0, {self._model.vocab_size})", param="prompt"
             )
+
+
+def _looks_back(params: SamplingParams) -> bool:
+    """Say whether how a token is sampled depends on which ones came before it."""
+    return bool(
+        params.bad_words_token_ids
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )

@@ -64,6 +64,7 @@ def build_backend(
         functools.partial(_make_text, vocab),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        num_scheduler_steps=options.num_scheduler_steps,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
         profile_dir=None if options.profile_dir is None else Path(options.profile_dir),

@@ -97,6 +97,7 @@ class Request:
         block_hashes: Hash of each full block of ``tokens`` as far as they were needed.
         num_sealed: Leading blocks that the prefix cache has been told about.
         row: Its row of the input batch while it runs, else -1.
+        single_steps: The host has to look at each token before the next one can be sampled.
     """
 
     request_id: int
@@ -119,6 +120,7 @@ class Request:
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
     num_sealed: int = 0
     row: int = -1
+    single_steps: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -132,9 +134,13 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def must_not_end(self) -> bool:
-        """True while ``min_tokens`` forbids the next token to end the sequence."""
-        return self.num_output_tokens < self.params.min_tokens
+    def tokens_left(self) -> int:
+        """Tokens that may still be sampled before its length ends it."""
+        return self.max_len - len(self.tokens)
+
+    def must_not_end(self, ahead: int = 0) -> bool:
+        """True while ``min_tokens`` forbids the token ``ahead`` after the next to end it."""
+        return self.num_output_tokens + ahead < self.params.min_tokens
 
     def advance(self, event: RequestEvent) -> None:
         """Make one move of the table.

@@ -15,6 +15,10 @@ Both queues are kept in order of rank (priority, then arrival). One step is made
 While anything decodes, all prefill chunks of a step together are kept modest, so that a long prompt
 does not stretch the time between other people's tokens.
 
+Where nothing but decodes is left to do, the plan may stand for several steps, each feeding the next
+its tokens: with room in the cache for all of them, taken from free blocks only and without
+preempting anybody for it. A request whose length ends it earlier takes part in that many steps.
+
 Why it never stalls: the running request of the best rank is nobody's victim, a request fits the
 pool on its own (``EngineCore`` refuses others), and with nobody running no prefix is coming and the
 head of the queue is always admitted. So every non-empty state schedules at least one token.
@@ -94,7 +98,8 @@ class SchedulerOutput:
         prefills: Chunks, at most one a request.
         admitted: Requests that have begun to run (they hold blocks and need a row).
         preempted: Requests that have ceased to run.
-        grown: Requests that got one more block.
+        grown: Requests that got more blocks.
+        num_steps: How often to decode before the next plan; 1 with any prefill.
     """
 
     decodes: list[Request] = dataclasses.field(default_factory=list)
@@ -102,10 +107,16 @@ class SchedulerOutput:
     admitted: list[Request] = dataclasses.field(default_factory=list)
     preempted: list[Request] = dataclasses.field(default_factory=list)
     grown: list[Request] = dataclasses.field(default_factory=list)
+    num_steps: int = 1
+
+    def after(self, steps: int) -> SchedulerOutput:
+        """Return what is left of the plan after so many of its steps."""
+        decodes = [request for request in self.decodes if request.tokens_left > steps]
+        return SchedulerOutput(decodes)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Tokens that its first step computes."""
         return len(self.decodes) + sum(chunk.num_tokens for chunk in self.prefills)
 
 
@@ -127,6 +138,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prefill_tokens_beside_decodes: int = PREFILL_TOKENS_BESIDE_DECODES,
+        max_num_steps: int = 1,
     ) -> None:
         """Begin with nothing.
 
@@ -140,6 +152,8 @@ class Scheduler:
             )
         if prefill_tokens_beside_decodes < 1:
             raise ConfigError("prefill_tokens_beside_decodes must be at least 1")
+        if max_num_steps < 1:
+            raise ConfigError("max_num_steps must be at least 1")
         self.kv_cache = kv_cache
         self.waiting = RankedQueue()
         self.running = RankedQueue()
@@ -149,6 +163,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._prefill_tokens_beside_decodes = prefill_tokens_beside_decodes
+        self._max_num_steps = max_num_steps
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
@@ -176,6 +191,8 @@ class Scheduler:
         budget = self._plan_prefills(plan, budget)
         if not plan.preempted:
             self._plan_admissions(plan, budget)
+        if self._max_num_steps > 1 and not plan.prefills:
+            self._plan_ahead(plan)
         return plan
 
     def _plan_decodes(self, plan: SchedulerOutput) -> None:
@@ -185,6 +202,30 @@ class Scheduler:
                 len(request.tokens) <= request.capacity or self._grow(request, plan)
             ):
                 plan.decodes.append(request)
+
+    def _plan_ahead(self, plan: SchedulerOutput) -> None:
+        """Let the plan stand for as many steps as it may and as there are free blocks for."""
+        if any(request.single_steps for request in plan.decodes):
+            return
+        longest = max((request.tokens_left for request in plan.decodes), default=1)
+        num_steps = min(self._max_num_steps, longest)
+        while num_steps > 1:
+            wanted = [self._blocks_wanted(request, num_steps) for request in plan.decodes]
+            if sum(wanted) <= self.kv_cache.pool.num_free:
+                self._grow_ahead(plan, wanted)
+                break
+            num_steps //= 2
+        plan.num_steps = max(1, num_steps)
+
+    def _blocks_wanted(self, request: Request, num_steps: int) -> int:
+        num_tokens = len(request.tokens) - 1 + min(num_steps, request.tokens_left)
+        return self.kv_cache.num_blocks_for(max(0, num_tokens - request.capacity))
+
+    def _grow_ahead(self, plan: SchedulerOutput, wanted: list[int]) -> None:
+        for request, count in zip(plan.decodes, wanted, strict=True):
+            if count:
+                self.kv_cache.grow(request, count)
+                plan.grown.append(request)
 
     def _grow(self, request: Request, plan: SchedulerOutput) -> bool:
         """Get a block, preempting from the worst rank up; False where that reached itself."""

@@ -86,13 +86,13 @@ class KVCacheManager:
             full = range(request.num_sealed, len(request.tokens) // self.block_size)
             self._coming.update(self._hash(request, index) for index in full)
 
-    def grow(self, request: Request) -> bool:
-        """Give a decoding request its next block, or change nothing where none is free."""
-        if self.pool.num_free == 0:
+    def grow(self, request: Request, count: int = 1) -> bool:
+        """Give a decoding request its next blocks, or change nothing where too few are free."""
+        if self.pool.num_free < count:
             return False
         self.seal(request)
-        request.block_ids += self.pool.allocate(1)
-        request.capacity += self.block_size
+        request.block_ids += self.pool.allocate(count)
+        request.capacity += count * self.block_size
         return True
 
     def seal(self, request: Request) -> None:
