@@ -77,6 +77,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uds: str | None = None
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    api_key_weights: dict[str, float] = {}
     chat_template: str | None = None
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()

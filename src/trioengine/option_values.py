@@ -7,9 +7,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from trioengine.api_keys import read_key_lines
+
 __all__ = ["READERS", "Kind", "is_blank"]
 
-Kind = Literal["text", "integer", "number", "switch", "list", "json", "template"]
+Kind = Literal["text", "integer", "number", "switch", "list", "json", "template", "keys"]
 
 
 def is_blank(raw: object) -> bool:
@@ -73,6 +75,11 @@ def _read_template(raw: object) -> str:
     return text if "{" in text else Path(text).read_text(encoding="utf-8")
 
 
+def _read_keys(raw: object) -> dict[str, float]:
+    """Return what the file named ``raw`` holds: API keys and their weights."""
+    return dict(read_key_lines(Path(_read_text(raw)).read_text(encoding="utf-8")))
+
+
 # A reader raises ValueError, TypeError, OSError or MsgspecError for what it cannot use.
 READERS: Final = {
     "text": _read_text,
@@ -82,4 +89,5 @@ READERS: Final = {
     "list": _read_list,
     "json": _read_json,
     "template": _read_template,
+    "keys": _read_keys,
 }

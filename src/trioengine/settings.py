@@ -125,6 +125,13 @@ OPTIONS: Final = (
         "KEY",
     ),
     Option(
+        "api-key-file",
+        "api_key_weights",
+        "file of keys, one a line, each with a weight if its share of the queue is not to be 1",
+        "keys",
+        "FILE",
+    ),
+    Option(
         "chat-template",
         "chat_template",
         "chat template, or a file that holds it",

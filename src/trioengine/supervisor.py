@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trioengine import log
+from trioengine.api_keys import key_shares
 from trioengine.bare_errors import bare_errors
 from trioengine.client.engine_client import EngineClient
 from trioengine.client.engine_status import EngineState
@@ -102,7 +103,9 @@ async def serve(
         EngineDeadError: The engine died.
     """
     client = EngineClient(
-        max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
+        max_queue_sequences=config.max_queue_sequences,
+        max_queue_time_s=config.max_queue_time_s,
+        key_shares=key_shares(config),
     )
     engine = None if spawned is None else adopt_process(spawned)
     start = EngineStart(config, source, client, launch=launch, engine=engine)

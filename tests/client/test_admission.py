@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 from hypothesis import settings
@@ -10,6 +12,9 @@ from hypothesis.strategies import integers
 
 from trioengine.client.admission import Admission, Slot
 from trioengine.errors import InvalidRequestError, OverloadedError, ProtocolError
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
 
 CAPACITY = 8
 
@@ -124,3 +129,17 @@ def test_places_are_conserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio, "current_time", lambda: 0.0)  # no Trio run here
     AdmissionMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
     AdmissionMachine.TestCase("runTest").runTest()
+
+
+async def test_the_time_to_come_back_follows_the_rate_of_late(mock_clock: MockClock) -> None:
+    admission = Admission(100)
+    slots = [admission.reserve() for _ in range(100)]
+    assert admission.retry_after_s(1) == 60.0  # nobody has ever left
+    for slot in slots[:50]:  # ten a second
+        mock_clock.jump(0.1)
+        slot.release()
+        slots.append(admission.reserve())
+    assert admission.retry_after_s(1) == 1.0
+    assert admission.retry_after_s(100) == pytest.approx(100 / 4, rel=0.1)  # 4: not yet all of 10
+    mock_clock.jump(60)
+    assert admission.retry_after_s(1) > 30

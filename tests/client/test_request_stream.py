@@ -48,7 +48,7 @@ class Owner:
 def make(num_sequences: int = 1) -> tuple[RequestStream, Owner]:
     owner = Owner()
     stream = RequestStream(
-        owner, ask(num_sequences), first_id=7, priority=0, arrived_s=0.0, opened_s=0.0
+        owner, ask(num_sequences), first_id=7, key="", priority=0, arrived_s=0.0, opened_s=0.0
     )
     return stream, owner
 

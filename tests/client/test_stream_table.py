@@ -32,7 +32,13 @@ class World:
 
     def open(self, first_id: int, num_sequences: int) -> RequestStream:
         stream = RequestStream(
-            self, ask(num_sequences), first_id=first_id, priority=0, arrived_s=0.0, opened_s=0.5
+            self,
+            ask(num_sequences),
+            first_id=first_id,
+            key="",
+            priority=0,
+            arrived_s=0.0,
+            opened_s=0.5,
         )
         self.table.register(stream)
         return stream

@@ -65,3 +65,11 @@ def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hmac, "compare_digest", compare)
     check.check(["Bearer first"])
     assert len(compared) == 3
+
+
+def test_a_key_is_told_by_its_name_where_there_are_several() -> None:
+    keys = KeyCheck(["one", "two"])
+    names = {keys.check([f"Bearer {key}"]) for key in ("one", "two", "one")}
+    assert len(names) == 2
+    assert not names & {"one", "two", ""}
+    assert KeyCheck(["one"]).check(["Bearer one"]) == ""

@@ -59,7 +59,7 @@ class StreamTableMachine(RuleBasedStateMachine):
     @rule(num=integers(1, 3))
     def open(self, num: int) -> None:
         stream = RequestStream(
-            self, ask(num), first_id=self.next_id, priority=0, arrived_s=0.0, opened_s=0.0
+            self, ask(num), first_id=self.next_id, key="", priority=0, arrived_s=0.0, opened_s=0.0
         )
         self.next_id += num
         self.table.register(stream)

@@ -9,6 +9,7 @@ do.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Self
 
 import trio
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission", "Slot"]
 
-RETRY_AFTER_S: Final = 1.0
+MIN_RETRY_AFTER_S: Final = 1.0
+MAX_RETRY_AFTER_S: Final = 60.0
+RATE_WINDOW_S: Final = 10.0  # how far back the rate looks: what happened then counts 1/e
 
 
 class Admission:
@@ -37,6 +40,8 @@ class Admission:
             raise ValueError(f"admission needs at least one place, got {max_queue_sequences}")
         self.capacity = max_queue_sequences
         self.in_use = 0
+        self._rate = 0.0  # places given back a second, as of then
+        self._rate_at_s = 0.0
 
     @property
     def full(self) -> bool:
@@ -56,12 +61,26 @@ class Admission:
         if self.in_use + places > self.capacity:
             raise OverloadedError(
                 f"the queue is full ({self.in_use} of {self.capacity} sequences); try again later",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=self.retry_after_s(places),
             )
         self.in_use += places
 
     def _give_back(self, places: int) -> None:
         self.in_use -= places
+        now_s = trio.current_time()
+        self._rate = self._rate * _decay(now_s - self._rate_at_s) + places / RATE_WINDOW_S
+        self._rate_at_s = now_s
+
+    def retry_after_s(self, places: int) -> float:
+        """Return when so many places should be free at the rate of late, within [1, 60] seconds."""
+        rate = self._rate * _decay(trio.current_time() - self._rate_at_s)
+        missing = self.in_use + places - self.capacity
+        wait_s = missing / rate if rate > 0.0 else math.inf
+        return min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+def _decay(elapsed_s: float) -> float:
+    return math.exp(-elapsed_s / RATE_WINDOW_S)
 
 
 class Slot:

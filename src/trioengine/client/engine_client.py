@@ -28,6 +28,7 @@ from trioengine.client.admission import Admission
 from trioengine.client.control_calls import ControlCalls
 from trioengine.client.engine_stats import StatsLedger
 from trioengine.client.engine_status import EngineState, EngineStatus
+from trioengine.client.request_queue import RequestQueue
 from trioengine.client.request_stream import RequestStream
 from trioengine.client.sequence import SequenceRequest
 from trioengine.client.stream_table import StreamTable
@@ -58,7 +59,7 @@ from trioengine.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from trioengine.client.admission import Slot
     from trioengine.metrics import AbortReason
@@ -99,10 +100,17 @@ class EngineClient:
         limits: How much the engine holds, once one has been ready.
     """
 
-    def __init__(self, *, max_queue_sequences: int = 1024, max_queue_time_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        *,
+        max_queue_sequences: int = 1024,
+        max_queue_time_s: float = 120.0,
+        key_shares: Mapping[str, float] | None = None,
+    ) -> None:
         """Begin without an engine.
 
         Args:
+            key_shares: Weight of a key in the queue; 1 for those not named.
             max_queue_sequences: Most sequences at once, queued and running together.
             max_queue_time_s: Longest wait for a place in the engine; infinity for no bound.
         """
@@ -112,7 +120,7 @@ class EngineClient:
         self.model: ModelInfo | None = None
         self.limits: EngineLimits | None = None
         self._max_queue_time_s = max_queue_time_s
-        self._table = StreamTable(self.metrics)
+        self._table = StreamTable(self.metrics, RequestQueue(key_shares))
         self._stats = StatsLedger(self.metrics, lambda: len(self._table))
         self._timers = Timers()
         self._transport: Transport | None = None
@@ -129,6 +137,7 @@ class EngineClient:
         sequences: list[SequenceRequest],
         *,
         slot: Slot,
+        key: str = "",
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> RequestStream:
@@ -138,7 +147,8 @@ class EngineClient:
             sequences: At least one; their order is the index of what comes back.
             slot: The request's place, from ``admission.reserve()``; charged here unless it has been
                 already. It stays the caller's to release.
-            priority: Lower goes first among what waits.
+            key: Whose share of the queue it takes; keys take turns.
+            priority: Lower goes first among what waits of the same key.
             deadline_s: When the request is to be aborted in whatever phase,
                 ``trio.current_time()``.
 
@@ -158,6 +168,7 @@ class EngineClient:
             self,
             sequences,
             first_id=self._next_id,
+            key=key,
             priority=priority,
             arrived_s=slot.arrived_s,
             opened_s=now_s,

@@ -73,13 +73,14 @@ class RequestStream:
         requests: list[SequenceRequest],
         *,
         first_id: int,
+        key: str,
         priority: int,
         arrived_s: float,
         opened_s: float,
     ) -> None:
         """Number the sequences from ``first_id`` on, all QUEUED."""
         self.sequences = tuple(
-            Sequence(self, index, first_id + index, request, priority)
+            Sequence(self, index, first_id + index, request, priority, key)
             for index, request in enumerate(requests)
         )
         self.arrived_s = arrived_s

@@ -71,7 +71,8 @@ class Sequence:
     Attributes:
         request_id: Its id on the wire, never used twice.
         index: Its place in the stream.
-        priority: Lower goes first.
+        priority: Lower goes first among those of the same key.
+        key: Whose share of the queue it takes.
         state: See ``TRANSITIONS``.
         request: What is asked; dropped as soon as the engine has it, prompts are long.
         accepted: The engine has it in its own queue.
@@ -80,8 +81,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "accepted", "cell", "index", "last_token_s", "priority", "request", "request_id", "state",
-        "stream",
+        "accepted", "cell", "index", "key", "last_token_s", "priority", "request", "request_id",
+        "state", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -91,23 +92,29 @@ class Sequence:
         request_id: int,
         request: SequenceRequest,
         priority: int,
+        key: str = "",
     ) -> None:
         self.stream = stream
         self.index = index
         self.request_id = request_id
         self.request: SequenceRequest | None = request
         self.priority = priority
+        self.key = key
         self.state = SequenceState.QUEUED
         self.accepted = False
         self.last_token_s: float | None = None
         self.cell: RequestOutput | None = None
 
     def take_add(self) -> Add:
-        """Return the message that starts it, and let go of the prompt. Raises on a second call."""
+        """Return the message that starts it, and let go of the prompt. Raises on a second call.
+
+        The engine knows no keys: among several, it must not let one's priority pass the others.
+        """
         if self.request is None:
             raise ProtocolError(f"sequence {self.request_id} was sent already")
         request, self.request = self.request, None
-        return Add(self.request_id, request.prompt_token_ids, request.params, self.priority)
+        priority = 0 if self.key else self.priority
+        return Add(self.request_id, request.prompt_token_ids, request.params, priority)
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request_id} {self.state.name}>"

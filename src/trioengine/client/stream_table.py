@@ -38,12 +38,12 @@ class StreamTable:
         streams: Streams that are not closed, not failed, and have something to hand out still.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, queue: RequestQueue | None = None) -> None:
         self.num_sent = 0
         self.streams: dict[RequestStream, None] = {}  # in order of arrival
         self._metrics = metrics
         self._live: dict[int, Sequence] = {}
-        self._queue = RequestQueue()
+        self._queue = RequestQueue() if queue is None else queue
 
     def __len__(self) -> int:
         """Sequences whose end is not known, queued ones included."""

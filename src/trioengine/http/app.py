@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quart import Response
 from quart_trio import QuartTrio
 
+from trioengine.api_keys import all_keys
 from trioengine.http.admin import admin_routes
 from trioengine.http.auth import OPEN_RULES, KeyCheck
 from trioengine.http.chat import chat_routes
@@ -89,7 +90,7 @@ def create_app(
         app.register_blueprint(routes)
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))
-    _Gate(client, KeyCheck(config.api_keys), Cors(config.allowed_origins)).guard(app)
+    _Gate(client, KeyCheck(all_keys(config)), Cors(config.allowed_origins)).guard(app)
     return app
 
 
@@ -117,7 +118,7 @@ class _Gate:
             if (allowed := self._cors.preflight(origin, asked)) is not None:
                 return Response(b"", 204, headers=allowed)
         if exchange.record.rule not in OPEN_RULES:
-            self._keys.check(request.headers.getlist("Authorization"))
+            exchange.key = self._keys.check(request.headers.getlist("Authorization"))
         return None
 
     async def _on_response(self, response: Response) -> Response:

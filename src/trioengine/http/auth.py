@@ -5,10 +5,10 @@ Denied by default: a route is open because it is named here, never because of ho
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from typing import TYPE_CHECKING, Final
 
+from trioengine.api_keys import key_digest, key_name
 from trioengine.errors import AuthenticationError, ConfigError
 
 if TYPE_CHECKING:
@@ -36,29 +36,30 @@ class KeyCheck:
         accepted = tuple(keys)
         if any(not key.strip() for key in accepted):
             raise ConfigError("an API key must not be empty")
-        self._digests = tuple(_digest(key.encode()) for key in accepted)
+        self._digests = tuple(key_digest(key.encode()) for key in accepted)
 
-    def check(self, authorization: Sequence[str]) -> None:
+    def check(self, authorization: Sequence[str]) -> str:
         """Let a request with these ``Authorization`` header values (latin-1) pass, or raise.
+
+        Returns:
+            The name of its key; empty where fewer than two keys open, as all are one then.
 
         Raises:
             AuthenticationError: Keys are required and this is not exactly one header with one.
         """
         if not self._digests:
-            return
+            return ""
         if not authorization:
             raise AuthenticationError(
                 "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
             )
-        if not (len(authorization) == 1 and self._knows(authorization[0])):
+        digest = self._known(authorization[0]) if len(authorization) == 1 else None
+        if digest is None:
             raise AuthenticationError("The API key is not valid.")
+        return key_name(digest) if len(self._digests) > 1 else ""
 
-    def _knows(self, header: str) -> bool:
+    def _known(self, header: str) -> bytes | None:
         scheme, _, key = header.strip().partition(" ")
-        offered = _digest(key.strip().encode("latin-1", "replace"))
+        offered = key_digest(key.strip().encode("latin-1", "replace"))
         matches = [hmac.compare_digest(offered, known) for known in self._digests]
-        return any(matches) and scheme.lower() == "bearer"
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        return offered if any(matches) and scheme.lower() == "bearer" else None

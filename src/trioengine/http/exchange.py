@@ -34,11 +34,13 @@ class Exchange:
         record: For the access log.
         headers: Header fields of any answer to it.
         timeout_header: What the client said in ``X-Request-Timeout``.
+        key: Name of its API key, where there are several.
     """
 
     record: AccessRecord
     headers: dict[str, str]
     timeout_header: str | None
+    key: str = ""
 
     @classmethod
     def begin(cls, request: OwnedRequest, finished: Callable[[AccessRecord], None]) -> Self:

@@ -67,7 +67,11 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     await trio.lowlevel.checkpoint_if_cancelled()  # the client may have left in the meantime
     # From here to the callback nothing may wait: a request that is with the engine is owned.
     stream = front.client.open_stream(
-        job.sequences, slot=slot, priority=job.priority, deadline_s=deadline_s
+        job.sequences,
+        slot=slot,
+        key=exchange.key,
+        priority=job.priority,
+        deadline_s=deadline_s,
     )
     request.owned.callback(_close, stream, request)
     replies = endpoint.replies(job, fingerprint(front.model))
