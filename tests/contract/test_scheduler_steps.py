@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -17,7 +17,7 @@ from trioengine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from trioengine.engine_proc.runner import ModelRunner
 
-GREEDY: Final = {"temperature": 0.0, "ignore_eos": True}
+GREEDY: Final[dict[str, Any]] = {"temperature": 0.0, "ignore_eos": True}
 
 
 def answers(
