@@ -107,6 +107,7 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--engine", "gpu"), "--engine: must be one of auto, native, torch, sim, got 'gpu'"),
         (("--engine-args", "[1]"), "--engine-args: Expected `object`, got `array`"),
         (("--chat-template", "/does/not/exist"), "--chat-template: [Errno 2] No such file"),
+        (("--chat-template", "{% if %}"), "--chat-template: the chat template does not compile"),
         (("--ssl-certfile", "a"), "--ssl-certfile and --ssl-keyfile need each other"),
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
         (

@@ -79,6 +79,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_keys: tuple[str, ...] = ()
     api_key_weights: dict[str, float] = {}
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()
     ssl_certfile: str | None = None

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from trioengine.api_keys import read_key_lines
+from trioengine.errors import ConfigError
 
 __all__ = ["READERS", "Kind", "is_blank"]
 
@@ -70,9 +71,16 @@ def _read_json(raw: object) -> dict[str, str | int | float | bool]:
 
 
 def _read_template(raw: object) -> str:
-    """Return a chat template given as such or as the path of a file that holds it."""
+    """Return a chat template given as such or as the path of a file that holds it; it compiles."""
+    from trioengine.text.chat_template import ChatTemplate  # jinja2 is for those who need it
+
     text = _read_text(raw)
-    return text if "{" in text else Path(text).read_text(encoding="utf-8")
+    source = text if "{" in text else Path(text).read_text(encoding="utf-8")
+    try:
+        ChatTemplate(source)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+    return source
 
 
 def _read_keys(raw: object) -> dict[str, float]:

@@ -10,7 +10,7 @@ import msgspec
 from trioengine.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 __all__ = [
     "MAX_ALLOWED_TOKEN_IDS",
@@ -23,6 +23,7 @@ __all__ = [
     "MAX_STOP_LENGTH",
     "MAX_STOP_STRINGS",
     "MAX_STOP_TOKEN_IDS",
+    "MAX_TOKENS",
     "MIN_SEED",
     "SamplingParams",
 ]
@@ -208,9 +209,10 @@ def _check_int(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequestError(f"{name} must be in [{low}, {high}], got {value}", param=name)
 
 
-def _check_ids(name: str, token_ids: Iterable[int]) -> None:
-    for token_id in token_ids:
-        _check_int(name, token_id, 0, MAX_TOKEN_ID)
+def _check_ids(name: str, token_ids: Collection[int]) -> None:
+    if token_ids:  # its extremes say as much as each of what may be a whole vocabulary
+        _check_int(name, min(token_ids), 0, MAX_TOKEN_ID)
+        _check_int(name, max(token_ids), 0, MAX_TOKEN_ID)
 
 
 def _check_length(name: str, length: int, most: int) -> None:

@@ -138,6 +138,12 @@ OPTIONS: Final = (
         "template",
         "TEMPLATE",
     ),
+    Option(
+        "trust-request-chat-template",
+        "trust_request_chat_template",
+        "let requests bring their own chat template, which can keep the server busy",
+        "switch",
+    ),
     Option("root-path", "root_path", "path prefix that a proxy in front strips", unit="PATH"),
     Option(
         "allowed-origins",

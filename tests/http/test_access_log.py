@@ -32,6 +32,7 @@ async def test_one_line_says_what_and_how_it_ended(
         Job(
             sequences=[],
             n=1,
+            best_of=1,
             prompt_tokens=5,
             model="m",
             stream=False,

@@ -96,21 +96,15 @@ def test_null_is_not_said() -> None:
 
 
 ASKED_FOR: dict[str, Any] = {
-    "best_of": 2, "echo": True, "frequency_penalty": 0.5, "presence_penalty": -1,
-    "repetition_penalty": 1.1, "length_penalty": 2, "logit_bias": {"5": 1}, "suffix": "x",
-    "use_beam_search": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
-    "spaces_between_special_tokens": False, "truncate_prompt_tokens": -1,
-    "truncation_side": "left", "allowed_token_ids": [1], "bad_words": ["x"], "prompt_logprobs": 1,
-    "logprob_token_ids": [1], "prompt_embeds": "x", "structured_outputs": {"regex": "a"},
-    "request_id": "x", "return_tokens_as_token_ids": True, "return_token_ids": True,
-    "cache_salt": "x", "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1},
-    "repetition_detection": {"a": 1}, "thinking_token_budget": 5, "stream_interval": 2,
-    "response_format": {"type": "json_object"}, "tools": [], "tool_choice": "auto",
-    "functions": [], "function_call": "auto", "parallel_tool_calls": "x",
-    "reasoning_effort": "high", "include_reasoning": "x", "verbosity": "low",
-    "modalities": ["text", "audio"], "audio": {"voice": "x"}, "prediction": {"a": 1},
-    "web_search_options": {}, "continue_final_message": True, "documents": [{"a": 1}],
-    "chat_template": "{{ x }}", "mm_processor_kwargs": {"a": 1},
+    "length_penalty": 2, "suffix": "x", "use_beam_search": True,
+    "spaces_between_special_tokens": False, "logprob_token_ids": [1], "prompt_embeds": "x",
+    "structured_outputs": {"regex": "a"}, "request_id": "x", "cache_salt": "x",
+    "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
+    "thinking_token_budget": 5, "stream_interval": 2, "response_format": {"type": "json_object"},
+    "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto",
+    "parallel_tool_calls": "x", "verbosity": "low", "modalities": ["text", "audio"],
+    "audio": {"voice": "x"}, "prediction": {"a": 1}, "web_search_options": {},
+    "documents": [{"a": 1}], "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
 
 
@@ -140,14 +134,25 @@ def test_every_raw_field_is_in_the_table() -> None:
         assert raw - own == set(body._unsupported)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -0.0, None])
-def test_zero_is_zero_however_it_is_spelled(value: float | None) -> None:
-    COMPLETION.decode(json.dumps({"presence_penalty": value}).encode())
+@pytest.mark.parametrize("value", [1, 1.0, None])
+def test_one_is_one_however_it_is_spelled(value: float | None) -> None:
+    COMPLETION.decode(json.dumps({"length_penalty": value}).encode())
 
 
-@pytest.mark.parametrize("value", [False, "0", [], 1e-9])
-def test_what_only_looks_like_zero_is_refused(value: object) -> None:
-    assert refusal(COMPLETION, {"presence_penalty": value}).param == "presence_penalty"
+@pytest.mark.parametrize("value", [True, "1", [1], 1.000001])
+def test_what_only_looks_like_one_is_refused(value: object) -> None:
+    assert refusal(COMPLETION, {"length_penalty": value}).param == "length_penalty"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [({"a": 1}, "int"), ({"1": "x"}, "float"), ([1], "object"), ({"1.5": 1}, "int")],
+)
+def test_a_bias_is_a_number_for_each_token_id(value: object, reason: str) -> None:
+    error = refusal(COMPLETION, {"logit_bias": value})
+    assert error.param == "logit_bias"
+    assert reason in error.message
+    assert COMPLETION.decode(b'{"logit_bias": {"50256": -100}}').logit_bias == {50256: -100.0}
 
 
 def test_labels_are_ignored() -> None:

@@ -112,8 +112,8 @@ async def test_the_number_of_prompts_is_bounded(prompt: Any, autojump_clock: Moc
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 1), ("logprobs", 0), ("best_of", 2), ("echo", True), ("suffix", "x"),
-     ("logit_bias", {"5": 1}), ("presence_penalty", 0.1), ("use_beam_search", True)],
+    [("suffix", "x"), ("use_beam_search", True), ("logprobs", 21), ("logprobs", -1),
+     ("best_of", 0), ("max_tokens", 0), ("bad_words", [""]), ("logit_bias", {"2048": 1})],
 )  # fmt: skip
 async def test_what_cannot_be_honoured_is_refused(
     name: str, value: Any, autojump_clock: MockClock

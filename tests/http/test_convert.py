@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from trioengine.errors import InvalidRequestError
-from trioengine.http.convert import Job, TokenLimit, check_common, check_model, make_job
+from trioengine.http.checks import TokenLimit, checked_params
+from trioengine.http.convert import Job, make_job
 from trioengine.http.schemas import CompletionRequest, StreamOptions
 from trioengine.protocol import ModelInfo
 from trioengine.sampling_params import MAX_SEED, MIN_SEED
@@ -17,46 +18,16 @@ def limit(requested: int | None = None, default: int | None = 16) -> TokenLimit:
     return TokenLimit(requested, default, "max_tokens", "prompt")
 
 
-def made(prompt_tokens: int = 3, tokens: TokenLimit | None = None, **fields: Any) -> Job:
-    body = CompletionRequest(**fields)
-    return make_job(body, [[1] * prompt_tokens], tokens or limit(), INFO, "m")
-
-
-def refusal(**fields: Any) -> InvalidRequestError:
-    try:
-        check_common(CompletionRequest(**fields), max_sequences=1024, num_prompts=1)
-        made(**fields)
-    except InvalidRequestError as error:
-        return error
-    raise AssertionError("nothing was refused")
-
-
-INF, NAN = float("inf"), float("nan")
-
-
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        ("temperature", [0.0, 1.0, 2.0], [-0.1, 2.1, INF, NAN]),
-        ("top_p", [1e-9, 0.5, 1.0], [0.0, -1.0, 1.1, NAN]),
-        ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31, 10**40]),
-        ("min_p", [0.0, 1.0], [-0.1, 1.1, NAN]),
-        ("seed", [0, MIN_SEED, MAX_SEED], [MIN_SEED - 1, MAX_SEED + 1]),
-        ("n", [1, 128], [0, -1, 129, 10**40]),
-        ("min_tokens", [0, 16], [-1, 17]),
-        ("stop", ["a", "x" * 256, ["a", "b", "c", "d"], []], ["", "x" * 257, ["a"] * 5, ["a", ""]]),
-        ("stop_token_ids", [[], [0, 999], [1] * 128], [[-1], [1000], [1] * 129, [10**40]]),
-        ("priority", [-5, 0, 2**31 - 1], [2**31, -(2**31), 10**40]),
-        ("timeout", [0.001, 3600.0], [0.0, -1.0, INF, NAN]),
-    ],
-)
-def test_bounds(name: str, good: list[Any], bad: list[Any]) -> None:
-    for value in good:
-        body = CompletionRequest(**{name: value})
-        check_common(body, max_sequences=1024, num_prompts=1)
-        made(**{name: value})
-    for value in bad:
-        assert refusal(**{name: value}).param == name
+def made(
+    prompt_tokens: int = 3,
+    tokens: TokenLimit | None = None,
+    prompts: list[list[int]] | None = None,
+    **fields: Any,
+) -> Job:
+    body, tokens = CompletionRequest(**fields), tokens or limit()
+    prompts = prompts or [[1] * prompt_tokens]
+    params = checked_params(body, tokens, INFO, max_sequences=1024, num_prompts=len(prompts))
+    return make_job(body, params, prompts, tokens, INFO, "m")
 
 
 def test_values_reach_the_engine() -> None:
@@ -117,7 +88,7 @@ def test_output_tokens_must_be_positive_and_are_called_what_the_client_called_th
 
 
 def test_index_is_prompt_times_n_plus_k_and_each_has_a_seed_of_its_own() -> None:
-    job = make_job(CompletionRequest(n=3, seed=MAX_SEED), [[1], [2, 2]], limit(), INFO, "m")
+    job = made(n=3, seed=MAX_SEED, prompts=[[1], [2, 2]])
     assert [s.prompt_token_ids for s in job.sequences] == [[1]] * 3 + [[2, 2]] * 3
     seeds = [s.params.seed for s in job.sequences]
     assert seeds == [MAX_SEED, MIN_SEED, MIN_SEED + 1] * 2
@@ -127,35 +98,3 @@ def test_index_is_prompt_times_n_plus_k_and_each_has_a_seed_of_its_own() -> None
 
 def test_without_a_seed_none_is_made_up() -> None:
     assert [s.params.seed for s in made(n=2).sequences] == [None, None]
-
-
-def test_a_request_that_no_queue_could_hold_is_refused_for_good() -> None:
-    body = CompletionRequest(n=10)
-    check_common(body, max_sequences=1000, num_prompts=100)
-    with pytest.raises(InvalidRequestError) as caught:
-        check_common(body, max_sequences=999, num_prompts=100)
-    assert caught.value.param == "n"
-
-
-def test_stream_options_need_a_stream() -> None:
-    assert refusal(stream_options=StreamOptions()).param == "stream_options"
-    check_common(
-        CompletionRequest(stream=True, stream_options=StreamOptions()),
-        max_sequences=1,
-        num_prompts=1,
-    )
-
-
-@pytest.mark.parametrize("name", ["continuous_usage_stats", "include_obfuscation"])
-def test_stream_options_that_cannot_be_honoured(name: str) -> None:
-    options = StreamOptions(**{name: True})
-    assert refusal(stream=True, stream_options=options).param == f"stream_options.{name}"
-
-
-def test_model_names() -> None:
-    assert check_model(None, ("a", "b")) == "a"
-    assert check_model("b", ("a", "b")) == "b"
-    with pytest.raises(InvalidRequestError) as caught:
-        check_model("nope", ("a", "b"))
-    assert (caught.value.http_status, caught.value.code) == (404, "model_not_found")
-    assert caught.value.param == "model"

@@ -22,6 +22,7 @@ def job(num_choices: int, n: int = 1, *, include_usage: bool = False) -> Job:
     return Job(
         sequences=[SequenceRequest([1], SamplingParams())] * num_choices,
         n=n,
+        best_of=n,
         prompt_tokens=num_choices // n,
         model="m",
         stream=True,

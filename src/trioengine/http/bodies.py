@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=GenerationRequest)
 
 _BOM: Final = b"\xef\xbb\xbf"
-_PATH: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 _MAX_NAMES_LOGGED: Final = 1000
 _NOOP_BYTES: Final = 64  # no value that changes nothing is longer than this

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 from quart import Blueprint, Response
 
-from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
-from trioengine.http.convert import TokenLimit, check_common, check_model, make_job
+from trioengine.http.chat_prompt import read_chat
+from trioengine.http.checks import TokenLimit, check_chat, check_model, checked_params
+from trioengine.http.convert import make_job, truncator
+from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
-from trioengine.http.messages import normalise, template_arguments
-from trioengine.http.prompts import check_text_length
 from trioengine.http.replies import ChatReplies, chat_head
 from trioengine.http.schemas import ChatCompletionRequest
 
 if TYPE_CHECKING:
+    from trioengine.http.chat_prompt import ChatPrompt
     from trioengine.http.convert import Job
     from trioengine.http.front import Front
     from trioengine.http.replies import Replies
 
 __all__ = ["ChatEndpoint", "chat_routes"]
-
-# A message costs the template some work beyond its content's length.
-_CHARS_PER_MESSAGE = 64
 
 
 class ChatEndpoint:
@@ -35,34 +34,21 @@ class ChatEndpoint:
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
         body = self._decoder.decode(data)
-        model = check_model(body.model, front.model_names)
-        check_common(body, max_sequences=front.client.admission.capacity, num_prompts=1)
-        _refuse_logprobs(body)
-        prompt = await self._encode(front, body)
-        return make_job(body, [prompt], _token_limit(body), front.model, model)
+        model, info = check_model(body.model, front.model_names), front.model
+        check_chat(body)
+        limit = _token_limit(body)
+        max_sequences = front.client.admission.capacity
+        params = checked_params(body, limit, info, max_sequences=max_sequences, num_prompts=1)
+        prompt = await read_chat(front, body, truncator(body, limit, info))
+        if prompt.bad_words:
+            params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
+        details = await _details(front, body, prompt)
+        return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
         head = chat_head(job.model, system_fingerprint)
         return ChatReplies(head, include_usage=job.include_usage)
-
-    async def _encode(self, front: Front, body: ChatCompletionRequest) -> list[int]:
-        messages = normalise(body.messages)
-        arguments = template_arguments(body.chat_template_kwargs)
-        num_chars = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in messages)
-        tokenizer, max_model_len = front.tokenizer(), front.model.max_model_len
-
-        def work() -> list[int]:
-            text = tokenizer.render_chat(
-                messages, add_generation_prompt=body.add_generation_prompt is not False, **arguments
-            )
-            check_text_length(len(text), max_model_len, param="messages")
-            return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-
-        prompt = await front.offload(work, num_chars=num_chars)
-        if not prompt:
-            raise InvalidRequestError("These messages make an empty prompt.", param="messages")
-        return prompt
 
 
 def chat_routes(front: Front) -> Blueprint:
@@ -77,6 +63,24 @@ def chat_routes(front: Front) -> Blueprint:
     return routes
 
 
+async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt) -> Details | None:
+    """Return what the answer carries beside text; ``None`` for nothing."""
+    scored = bool(body.logprobs) or body.prompt_logprobs is not None
+    if not (scored or prompt.echo or prompt.thinking or body.return_token_ids):
+        return None
+    return Details(
+        vocabulary=await front.vocabulary(),
+        prompts=[Prompt(prompt.token_ids, prompt.echo)],
+        chat=True,
+        num_logprobs=body.num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        thinking=prompt.thinking,
+    )
+
+
 def _token_limit(body: ChatCompletionRequest) -> TokenLimit:
     """``max_completion_tokens`` is the newer name and wins; without either, fill up."""
     newer = body.max_completion_tokens
@@ -86,10 +90,3 @@ def _token_limit(body: ChatCompletionRequest) -> TokenLimit:
         param="max_tokens" if newer is None else "max_completion_tokens",
         prompt_param="messages",
     )
-
-
-def _refuse_logprobs(body: ChatCompletionRequest) -> None:
-    refused: dict[str, Any] = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
-    for name, value in refused.items():
-        if value:
-            raise InvalidRequestError(f"'{name}' is not supported by this server.", param=name)

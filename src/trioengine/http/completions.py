@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
 from quart import Blueprint, Response
 
 from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
-from trioengine.http.convert import (
-    DEFAULT_MAX_TOKENS,
-    TokenLimit,
-    check_common,
-    check_model,
-    make_job,
-)
+from trioengine.http.checks import TokenLimit, check_completion, check_model, checked_params
+from trioengine.http.convert import DEFAULT_MAX_TOKENS, bad_word_ids, make_job, truncator
+from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
 from trioengine.http.prompts import check_text_length, read_prompts
 from trioengine.http.replies import CompletionReplies, completion_head
 from trioengine.http.schemas import CompletionRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trioengine.http.convert import Job
     from trioengine.http.front import Front
-    from trioengine.http.prompts import Prompt
+    from trioengine.http.prompts import Prompt as Given
     from trioengine.http.replies import Replies
+    from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionsEndpoint", "completion_routes"]
 
 _IDS_PER_CHECKPOINT: Final = 65_536  # under 2 ms of decoding
+_MAX_IDS_TO_CUT: Final = 262_144  # of a prompt that is to be truncated
 
 
 class CompletionsEndpoint:
@@ -41,45 +42,44 @@ class CompletionsEndpoint:
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
         body = self._decoder.decode(data)
-        model = check_model(body.model, front.model_names)
-        if body.logprobs is not None:
-            raise InvalidRequestError(
-                "'logprobs' is not supported by this server.", param="logprobs"
-            )
-        prompts = await _read_prompts(front, body)
+        model, info = check_model(body.model, front.model_names), front.model
+        check_completion(body)
+        given = await _read_prompts(front, body)
+        limit = _token_limit(body)
         max_sequences = front.client.admission.capacity
-        check_common(body, max_sequences=max_sequences, num_prompts=len(prompts))
-        encoded = await self._encode(front, body, prompts)
-        return make_job(body, encoded, _token_limit(body), front.model, model)
+        params = checked_params(
+            body, limit, info, max_sequences=max_sequences, num_prompts=len(given)
+        )
+        tokenizer, cut = front.tokenizer(), truncator(body, limit, info)
+        special = body.add_special_tokens is not False
+        bad_words = body.bad_words or ()
+
+        def work() -> tuple[list[list[int]], tuple[tuple[int, ...], ...]]:
+            prompts = [
+                cut(tokenizer.encode(prompt, add_special_tokens=special))
+                if isinstance(prompt, str)
+                else cut(prompt)
+                for prompt in given
+            ]
+            encode = tokenizer.encode
+            return prompts, bad_word_ids(bad_words, lambda w: encode(w, add_special_tokens=False))
+
+        num_chars = sum(len(text) for text in (*given, *bad_words) if isinstance(text, str))
+        prompts, bad_words_ids = await front.offload(work, num_chars=num_chars)
+        if not all(prompts):
+            raise InvalidRequestError(
+                "A prompt is empty, and this model has no token that begins a text.",
+                param="prompt",
+            )
+        if bad_words_ids:
+            params = msgspec.structs.replace(params, bad_words_token_ids=bad_words_ids)
+        details = await _details(front, body, given, prompts)
+        return make_job(body, params, prompts, limit, info, model, details)
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
         head = completion_head(job.model, system_fingerprint)
         return CompletionReplies(head, include_usage=job.include_usage)
-
-    async def _encode(
-        self, front: Front, body: CompletionRequest, prompts: list[Prompt]
-    ) -> list[list[int]]:
-        """Return the token ids of each prompt; those given as ids are taken as they are."""
-        num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        special = body.add_special_tokens is not False
-        tokenizer = front.tokenizer()
-
-        def work() -> list[list[int]]:
-            return [
-                tokenizer.encode(prompt, add_special_tokens=special)
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in prompts
-            ]
-
-        encoded = await front.offload(work, num_chars=num_chars)
-        if not all(encoded):
-            raise InvalidRequestError(
-                "A prompt is empty, and this model has no token that begins a text.",
-                param="prompt",
-            )
-        return encoded
 
 
 def completion_routes(front: Front) -> Blueprint:
@@ -94,13 +94,16 @@ def completion_routes(front: Front) -> Blueprint:
     return routes
 
 
-async def _read_prompts(front: Front, body: CompletionRequest) -> list[Prompt]:
+async def _read_prompts(front: Front, body: CompletionRequest) -> list[Given]:
     """Return the prompts, letting others run while a long list of ids is decoded."""
     info, prompts, since_checkpoint = front.model, [], 0
+    cuts = body.truncate_prompt_tokens is not None
     for prompt in read_prompts(
-        body.prompt, max_model_len=info.max_model_len, vocab_size=info.vocab_size
+        body.prompt,
+        max_model_len=max(info.max_model_len, _MAX_IDS_TO_CUT) if cuts else info.max_model_len,
+        vocab_size=info.vocab_size,
     ):
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and not cuts:
             check_text_length(len(prompt), info.max_model_len, param="prompt")
         prompts.append(prompt)
         since_checkpoint += len(prompt)
@@ -108,6 +111,42 @@ async def _read_prompts(front: Front, body: CompletionRequest) -> list[Prompt]:
             since_checkpoint = 0
             await trio.lowlevel.checkpoint()
     return prompts
+
+
+async def _details(
+    front: Front, body: CompletionRequest, given: Sequence[Given], prompts: list[list[int]]
+) -> Details | None:
+    """Return what the answer carries beside text; ``None`` for nothing."""
+    scored = (body.logprobs, body.prompt_logprobs) != (None, None)
+    if not (scored or body.echo or body.return_token_ids or body.picks_best):
+        return None
+    tokenizer = front.tokenizer()
+    vocabulary = await front.vocabulary()
+
+    def echoes() -> list[Prompt]:
+        cuts = body.truncate_prompt_tokens is not None
+        return [
+            Prompt(ids, _echo(tokenizer, prompt, ids, cuts=cuts) if body.echo else None)
+            for prompt, ids in zip(given, prompts, strict=True)
+        ]
+
+    return Details(
+        vocabulary=vocabulary,
+        prompts=await front.offload(echoes, num_chars=sum(map(len, prompts)) if body.echo else 0),
+        chat=False,
+        num_logprobs=body.logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+    )
+
+
+def _echo(tokenizer: Tokenizer, given: Given, ids: list[int], *, cuts: bool) -> str:
+    """Return the prompt's text: the client's own, unless it came as ids or was cut."""
+    if isinstance(given, str) and not cuts:
+        return given
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _token_limit(body: CompletionRequest) -> TokenLimit:

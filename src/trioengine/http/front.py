@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trioengine.http.offload import Offload
     from trioengine.protocol import ModelInfo
     from trioengine.text.tokenizer import Tokenizer
+    from trioengine.text.vocabulary import Vocabulary
 
 __all__ = ["Front", "fingerprint"]
 
@@ -62,6 +63,13 @@ class Front:
                 "no model is loaded yet", code="starting", retry_after_s=1.0
             )
         return self.client.model
+
+    async def vocabulary(self) -> Vocabulary:
+        """Return the bytes and text of each token, read in a thread when they are first needed."""
+        tokenizer = self.tokenizer()
+        if tokenizer.has_read_vocabulary:
+            return tokenizer.vocabulary
+        return await self.offload(lambda: tokenizer.vocabulary, num_chars=tokenizer.vocab_size)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from quart import Response
 
 from trioengine.http import sse
 from trioengine.http.connection import current_request
+from trioengine.http.detailed import collection_of, narration_of
 from trioengine.http.errors import error_body, typed_error
 from trioengine.http.exchange import Exchange
 from trioengine.http.front import fingerprint
-from trioengine.http.narrate import Collection, Narration
 from trioengine.http.stream_writer import response_writer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trioengine.http.connection import OwnedRequest
     from trioengine.http.convert import Job
     from trioengine.http.front import Front
-    from trioengine.http.narrate import Deltas
+    from trioengine.http.narrate import Collection, Deltas, Narration
     from trioengine.http.replies import Replies
     from trioengine.http.stream_writer import ResponseWriter
 
@@ -76,8 +76,8 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     request.owned.callback(_close, stream, request)
     replies = endpoint.replies(job, fingerprint(front.model))
     if job.stream:
-        return await _stream(request, exchange, stream, Narration(job, replies))
-    return await _whole(exchange, stream, Collection(job), replies)
+        return await _stream(request, exchange, stream, narration_of(job, replies))
+    return await _whole(exchange, stream, collection_of(job), replies)
 
 
 def _close(stream: RequestStream, request: OwnedRequest) -> None:

@@ -26,7 +26,7 @@ _MAX_DECODED_BYTES: Final = 64 * 1024
 _OWN_ARGUMENTS: Final = frozenset(
     {
         "self", "messages", "tools", "documents", "add_generation_prompt", "chat_template",
-        "tokenize",
+        "continue_final_message", "tokenize",
     }
 )  # fmt: skip
 

@@ -9,8 +9,8 @@ import msgspec
 from quart import Blueprint, Response
 
 from trioengine.client.engine_status import EngineState
-from trioengine.http.convert import check_model
-from trioengine.http.schemas import ModelCard, ModelList
+from trioengine.http.answers import ModelCard, ModelList
+from trioengine.http.checks import check_model
 
 if TYPE_CHECKING:
     from trioengine.http.front import Front

@@ -27,10 +27,10 @@ Deltas = list[tuple[int, "RequestOutput"]]
 
 
 class Tally:
-    """Counts tokens. A prompt counts once, though each of its ``n`` sequences reports on it."""
+    """Counts tokens. A prompt counts once, though each of its sequences reports on it."""
 
     def __init__(self, job: Job) -> None:
-        self._n = job.n
+        self._per_prompt = job.best_of
         self._prompt_tokens = job.prompt_tokens
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}
@@ -38,7 +38,7 @@ class Tally:
     def count(self, index: int, delta: RequestOutput) -> None:
         """Count one delta."""
         self._completion_tokens += len(delta.token_ids)
-        if delta.num_cached_tokens and index % self._n == 0:
+        if delta.num_cached_tokens and index % self._per_prompt == 0:
             self._cached[index] = max(delta.num_cached_tokens, self._cached.get(index, 0))
 
     @property

@@ -13,8 +13,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+from msgspec import UNSET
 
-from trioengine.http.schemas import (
+from trioengine.http.answers import (
     ChatChoice,
     ChatCompletion,
     Completion,
@@ -28,6 +29,7 @@ from trioengine.http.sse import DATA, END
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trioengine.http.details import Piece
     from trioengine.outputs import FinishReason, Usage
 
 __all__ = [
@@ -57,11 +59,12 @@ class ReplyHead:
 
 @dataclasses.dataclass(slots=True)
 class Choice:
-    """A finished sequence."""
+    """A finished sequence; ``details`` where the request asks for more than text."""
 
     text: str
     finish_reason: FinishReason
     stop_reason: int | str | None
+    details: Piece | None = None
 
 
 def completion_head(model: str, fingerprint: str) -> ReplyHead:
@@ -85,8 +88,17 @@ class Replies(Protocol):
     def text(self, index: int, text: str) -> bytes:
         """Event with new text, which is not empty."""
 
-    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
-        """The one event that ends choice ``index``."""
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """Events with new text and what belongs to it, for a request that asks for details."""
+
+    def finish(
+        self,
+        index: int,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        rest: Piece | None = None,
+    ) -> bytes:
+        """The one event that ends choice ``index``; ``rest`` has what came without text."""
 
     def usage(self, usage: Usage) -> bytes:
         """Event with the token counts, without choices."""
@@ -144,9 +156,32 @@ class ChatReplies(_Replies):
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._event([_chat_choice(index, delta)], self._null_usage)
 
-    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+    def piece(self, index: int, piece: Piece) -> bytes:
+        if not piece.text:
+            return self._piece(_chat_choice(index, {"reasoning_content": piece.reasoning}), piece)
+        thought = b""
+        if piece.reasoning:
+            choice = _chat_choice(index, {"reasoning_content": piece.reasoning})
+            thought = self._event([choice], self._null_usage)
+        return thought + self._piece(_chat_choice(index, {"content": piece.text}), piece)
+
+    def finish(
+        self,
+        index: int,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        rest: Piece | None = None,
+    ) -> bytes:
         choice = _chat_choice(index, {}, reason) | {"stop_reason": stop_reason}
+        if rest is not None:
+            return self._piece(choice, rest)
         return self._event([choice], self._null_usage)
+
+    def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
+        choice["logprobs"] = piece.logprobs
+        if piece.token_ids is not None:
+            choice["token_ids"] = piece.token_ids
+        return self._event([choice], self._null_usage | _prompt_ids(piece))
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(
@@ -155,13 +190,15 @@ class ChatReplies(_Replies):
                 choices=[
                     ChatChoice(
                         index=index,
-                        message=ReplyMessage(content=choice.text),
+                        message=_message(choice),
                         finish_reason=choice.finish_reason,
                         stop_reason=choice.stop_reason,
+                        **_said(choice, "logprobs", "token_ids"),
                     )
                     for index, choice in enumerate(choices)
                 ],
                 usage=_usage_info(usage),
+                **_said(choices[0], "prompt_token_ids", "prompt_logprobs"),
             )
         )
 
@@ -174,9 +211,26 @@ class CompletionReplies(_Replies):
 
     _object = "text_completion"
 
-    def finish(self, index: int, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+    def piece(self, index: int, piece: Piece) -> bytes:
+        return self._piece(_completion_choice(index, piece.text), piece)
+
+    def finish(
+        self,
+        index: int,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        rest: Piece | None = None,
+    ) -> bytes:
         choice = _completion_choice(index, "", reason) | {"stop_reason": stop_reason}
+        if rest is not None:
+            return self._piece(choice, rest)
         return self._event([choice], self._null_usage)
+
+    def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
+        choice["logprobs"] = piece.logprobs
+        if piece.token_ids is not None:
+            choice["token_ids"] = piece.token_ids
+        return self._event([choice | _prompt_ids(piece)], self._null_usage)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(
@@ -188,6 +242,9 @@ class CompletionReplies(_Replies):
                         text=choice.text,
                         finish_reason=choice.finish_reason,
                         stop_reason=choice.stop_reason,
+                        **_said(
+                            choice, "logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs"
+                        ),
                     )
                     for index, choice in enumerate(choices)
                 ],
@@ -207,6 +264,24 @@ def _chat_choice(
 
 def _completion_choice(index: int, text: str, reason: FinishReason | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _prompt_ids(piece: Piece) -> dict[str, Any]:
+    ids = piece.prompt_token_ids
+    return {} if ids is None else {"prompt_token_ids": ids}
+
+
+def _message(choice: Choice) -> ReplyMessage:
+    reasoning = choice.details.reasoning if choice.details is not None else ""
+    return ReplyMessage(content=choice.text, reasoning_content=reasoning or UNSET)
+
+
+def _said(choice: Choice, *names: str) -> dict[str, Any]:
+    """Return those of the choice's details that there are."""
+    if choice.details is None:
+        return {}
+    values = {name: getattr(choice.details, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _usage_info(usage: Usage) -> UsageInfo:

@@ -1,4 +1,4 @@
-"""What clients send and get, field by field under the names that OpenAI and vLLM gave them.
+"""What clients send, field by field under the names that OpenAI and vLLM gave them.
 
 Bodies are decoded straight into these types, so a wrong type is found, and named, while parsing.
 ``None`` means "not said", as many clients write ``null`` for a default.
@@ -18,21 +18,12 @@ from msgspec import Raw
 __all__ = [
     "IGNORED",
     "UNSUPPORTED",
-    "ChatChoice",
-    "ChatCompletion",
     "ChatCompletionRequest",
     "ChatMessage",
-    "Completion",
-    "CompletionChoice",
     "CompletionRequest",
     "ContentPart",
     "GenerationRequest",
-    "ModelCard",
-    "ModelList",
-    "PromptTokensDetails",
-    "ReplyMessage",
     "StreamOptions",
-    "UsageInfo",
 ]
 
 NOT_SAID: Final = Raw()
@@ -47,29 +38,14 @@ IGNORED: Final = frozenset(
 
 # Field -> values that change nothing, besides null. Any other value is a 400 that names the field.
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "suffix": ("",),
     "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "prompt_embeds": (),
     "structured_outputs": (),
     "request_id": (),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
@@ -83,16 +59,12 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "functions": (),
     "function_call": ("none",),
     "parallel_tool_calls": (True, False),  # without tools there is nothing to call
-    "reasoning_effort": ("none",),
-    "include_reasoning": (True, False),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "continue_final_message": (False,),
     "documents": ([],),
-    "chat_template": (),
     "mm_processor_kwargs": (),
 }
 
@@ -125,34 +97,49 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     priority: int | None = None
     timeout: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
-    frequency_penalty: Raw = NOT_SAID
-    presence_penalty: Raw = NOT_SAID
-    repetition_penalty: Raw = NOT_SAID
     length_penalty: Raw = NOT_SAID
-    logit_bias: Raw = NOT_SAID
     use_beam_search: Raw = NOT_SAID
-    echo: Raw = NOT_SAID
-    include_stop_str_in_output: Raw = NOT_SAID
-    skip_special_tokens: Raw = NOT_SAID
     spaces_between_special_tokens: Raw = NOT_SAID
-    truncate_prompt_tokens: Raw = NOT_SAID
-    truncation_side: Raw = NOT_SAID
-    allowed_token_ids: Raw = NOT_SAID
-    bad_words: Raw = NOT_SAID
-    prompt_logprobs: Raw = NOT_SAID
     logprob_token_ids: Raw = NOT_SAID
     structured_outputs: Raw = NOT_SAID
     response_format: Raw = NOT_SAID
     request_id: Raw = NOT_SAID
-    return_tokens_as_token_ids: Raw = NOT_SAID
-    return_token_ids: Raw = NOT_SAID
     cache_salt: Raw = NOT_SAID
     kv_transfer_params: Raw = NOT_SAID
     vllm_xargs: Raw = NOT_SAID
     repetition_detection: Raw = NOT_SAID
     thinking_token_budget: Raw = NOT_SAID
     stream_interval: Raw = NOT_SAID
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are to be reported beside each; ``None`` for no logprobs."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, as the engine has to know it."""
+        return self.prompt_logprobs
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        """How many are generated, shown or not."""
+        return 1 if self.n is None else self.n
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -164,10 +151,31 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: Raw = NOT_SAID
     logprobs: int | None = None
+    best_of: int | None = None
 
-    best_of: Raw = NOT_SAID
     suffix: Raw = NOT_SAID
     prompt_embeds: Raw = NOT_SAID
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return 0 if self.logprobs is None and self.picks_best else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """An echo has logprobs too; and without output, the prompt's are what is computed."""
+        asked = [self.prompt_logprobs]
+        if self.echo:
+            asked += [self.logprobs, 0 if self.max_tokens == 0 else None]
+        return max((number for number in asked if number is not None), default=None)
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        return super().sequences_per_prompt if self.best_of is None else self.best_of
+
+    @property
+    def picks_best(self) -> bool:
+        """Whether more sequences are generated than shown."""
+        return self.sequences_per_prompt != super().sequences_per_prompt
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -215,7 +223,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Raw = NOT_SAID
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -224,103 +236,14 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     functions: Raw = NOT_SAID
     function_call: Raw = NOT_SAID
     parallel_tool_calls: Raw = NOT_SAID
-    reasoning_effort: Raw = NOT_SAID
-    include_reasoning: Raw = NOT_SAID
     verbosity: Raw = NOT_SAID
     modalities: Raw = NOT_SAID
     audio: Raw = NOT_SAID
     prediction: Raw = NOT_SAID
     web_search_options: Raw = NOT_SAID
-    continue_final_message: Raw = NOT_SAID
     documents: Raw = NOT_SAID
-    chat_template: Raw = NOT_SAID
     mm_processor_kwargs: Raw = NOT_SAID
 
-
-class PromptTokensDetails(msgspec.Struct):
-    """Of the prompt's tokens, how many the prefix cache already held."""
-
-    cached_tokens: int
-
-
-class UsageInfo(msgspec.Struct, kw_only=True):
-    """Tokens of the whole request: each prompt once, whatever ``n``; all outputs together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One sequence; ``index`` is prompt · n + k. ``stop_reason`` is vLLM's."""
-
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: str
-    stop_reason: int | str | None = None
-
-
-class Completion(msgspec.Struct, kw_only=True):
-    """Answer of ``POST /v1/completions`` without ``stream``."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: UsageInfo
-
-
-class ReplyMessage(msgspec.Struct, kw_only=True):
-    """What the model said."""
-
-    role: str = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One reply. ``stop_reason`` is vLLM's."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: None = None
-    finish_reason: str
-    stop_reason: int | str | None = None
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer of ``POST /v1/chat/completions`` without ``stream``."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: UsageInfo
-
-
-class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``/v1/models``. ``runner`` and ``simulated`` are ours, the rest as in vLLM."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "trioengine"
-    root: str
-    parent: None = None
-    max_model_len: int
-    permission: list[Any] = []
-    runner: str
-    simulated: bool
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    """Answer of ``GET /v1/models``."""
-
-    object: str = "list"
-    data: list[ModelCard]
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -120,7 +120,9 @@ class EngineStart:
         self.tokenizer = await _in_thread(load)
 
     async def _simulate_tokenizer(self, vocab_size: int) -> None:
-        self.tokenizer = await _in_thread(partial(Tokenizer.simulated, vocab_size))
+        template = self._config.chat_template
+        load = partial(Tokenizer.simulated, vocab_size, chat_template=template)
+        self.tokenizer = await _in_thread(load)
 
 
 async def _in_thread(load: Callable[[], Tokenizer]) -> Tokenizer:

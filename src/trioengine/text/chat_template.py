@@ -32,6 +32,10 @@ __all__ = ["MAX_RENDERED_CHARS", "MAX_RENDER_SECONDS", "ChatTemplate"]
 MAX_RENDERED_CHARS: Final = 32 * 2**20  # twice the default of --max-body-bytes
 MAX_RENDER_SECONDS: Final = 10.0
 
+# Stands at the end of a message that is to be continued; as in transformers, whose trailing space
+# tells whether the template trims.
+_HERE: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+
 _REASONING_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -51,7 +55,13 @@ class ChatTemplate:
             ) from error
         self._clock = clock
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        continue_final: bool = False,
+    ) -> str:
         """Return the text of a conversation.
 
         Args:
@@ -59,6 +69,7 @@ class ChatTemplate:
                 is found under each of the names that templates know it by.
             variables: What else the template sees; ``tools`` and ``documents`` are ``None`` unless
                 given.
+            continue_final: End within the last message, so that the model goes on with it.
 
         Raises:
             InvalidRequestError: The template refuses these messages, fails on them, or makes too
@@ -66,8 +77,12 @@ class ChatTemplate:
         """
         visible = {"tools": None, "documents": None, **variables}
         visible["messages"] = [_normalized(message) for message in messages]
+        if continue_final:
+            final = visible["messages"][-1]
+            final["content"] = final.get("content", "") + _HERE
         try:
-            return self._bounded(visible)
+            text = self._bounded(visible)
+            return _up_to_here(text) if continue_final else text
         except InvalidRequestError:
             raise
         except jinja2.TemplateError as error:
@@ -86,6 +101,15 @@ class ChatTemplate:
             if self._clock() > deadline:
                 raise _refusal(f"they take more than {MAX_RENDER_SECONDS:g} s to render")
         return "".join(pieces)
+
+
+def _up_to_here(text: str) -> str:
+    mark = _HERE.strip()
+    if mark not in text:
+        raise _refusal("the chat template leaves out the last of them, which is to be continued")
+    at = text.rindex(mark)
+    kept_space = text.startswith(_HERE, at)
+    return text[:at] if kept_space else text[:at].rstrip()
 
 
 def _refusal(reason: str) -> InvalidRequestError:

@@ -89,10 +89,15 @@ class Tokenizer:
         )
 
     @classmethod
-    def simulated(cls, vocab_size: int) -> Tokenizer:
+    def simulated(cls, vocab_size: int, *, chat_template: str | None = None) -> Tokenizer:
         """Return the tokenizer of the simulated engine, which needs no files.
 
+        Args:
+            vocab_size: At least the 256 bytes and one that ends a sequence.
+            chat_template: As of ``from_dir``.
+
         Raises:
+            ConfigError: The template cannot be used.
             ValueError: ``vocab_size`` leaves no room for the 256 bytes.
         """
         tokens = simulated_tokens(vocab_size)
@@ -107,7 +112,11 @@ class Tokenizer:
             backend,
             eos_token_ids=(SIMULATED_EOS_ID,),
             special_tokens={"eos_token": eos_token},
-            chat_templates={"default": _SIMULATED_TEMPLATE},
+            chat_templates={
+                "default": _SIMULATED_TEMPLATE
+                if chat_template is None
+                else _given_template(chat_template)
+            },
         )
 
     # Text and tokens -----------------------------------------------------------------------------
@@ -142,13 +151,19 @@ class Tokenizer:
             InvalidRequestError: There is no such token.
         """
         try:
-            return self._vocabulary.token_bytes(token_id)
+            return self.vocabulary.token_bytes(token_id)
         except KeyError:
             raise InvalidRequestError(f"there is no token {token_id}", param="tokens") from None
 
     @functools.cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """Bytes and text of each token. The first use takes 0.1 s for 49,152 of them."""
         return Vocabulary.from_json(self._backend.to_str().encode())
+
+    @property
+    def has_read_vocabulary(self) -> bool:
+        """Whether ``vocabulary`` is at hand."""
+        return "vocabulary" in self.__dict__
 
     # Conversations -------------------------------------------------------------------------------
 
@@ -157,11 +172,17 @@ class Tokenizer:
         """Whether ``render_chat`` can work."""
         return bool(self._templates)
 
+    def template_mentions(self, word: str) -> bool:
+        """Whether a chat template of the model has ``word`` in its source."""
+        return any(word in source for source in self._templates.values())
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Return the text of a conversation, to be encoded without special tokens.
@@ -169,18 +190,23 @@ class Tokenizer:
         Args:
             messages: As OpenAI has them.
             add_generation_prompt: End with what begins an answer of the assistant's.
+            continue_final_message: End within the last message, instead.
+            chat_template: A template's source, instead of the model's own.
             kwargs: Variables of the template, such as ``tools``.
 
         Raises:
             InvalidRequestError: The template refuses the messages, or there is no template.
         """
-        template = self._template(with_tools=kwargs.get("tools") is not None)
+        if chat_template is None:
+            template = self._template(with_tools=kwargs.get("tools") is not None)
+        else:
+            template = _clients_template(chat_template)
         variables = {
             **self._special_tokens,
             "add_generation_prompt": add_generation_prompt,
             **kwargs,
         }
-        return template.render(messages, variables)
+        return template.render(messages, variables, continue_final=continue_final_message)
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         names = [_TOOL_USE, "default"] if with_tools else ["default"]
@@ -197,6 +223,13 @@ class Tokenizer:
                 f"{error.message}; the server can be given another with --chat-template",
                 param="messages",
             ) from error
+
+
+def _clients_template(source: str) -> ChatTemplate:
+    try:
+        return ChatTemplate(source)
+    except ConfigError as error:
+        raise InvalidRequestError(error.message, param="chat_template") from error
 
 
 def _given_template(chat_template: str) -> str:

@@ -1,0 +1,146 @@
+"""A conversation → the tokens that the model reads, and where they leave it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from trioengine.errors import InvalidRequestError
+from trioengine.http import reasoning
+from trioengine.http.convert import bad_word_ids
+from trioengine.http.details import Thinking
+from trioengine.http.messages import normalise, template_arguments
+from trioengine.http.prompts import check_text_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trioengine.http.front import Front
+    from trioengine.http.schemas import ChatCompletionRequest
+    from trioengine.text.tokenizer import Tokenizer
+
+__all__ = ["ChatPrompt", "read_chat"]
+
+# A message costs the template some work beyond its content's length.
+_CHARS_PER_MESSAGE: Final = 64
+_MAX_TEMPLATE_CHARS: Final = 65_536
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it.
+
+    Attributes:
+        token_ids: Not empty.
+        bad_words: Token ids of the body's ``bad_words``.
+        echo: What the answer is to begin with, where it is to repeat the last message.
+        thinking: Where the prompt leaves a model that thinks aloud; ``None`` for any other.
+    """
+
+    token_ids: list[int]
+    bad_words: tuple[tuple[int, ...], ...]
+    echo: str | None
+    thinking: Thinking | None
+
+
+async def read_chat(
+    front: Front, body: ChatCompletionRequest, cut: Callable[[list[int]], list[int]]
+) -> ChatPrompt:
+    """Return the prompt of ``body``, worked out where nobody waits for it.
+
+    Args:
+        front: What the routes share.
+        body: Checked.
+        cut: Truncates the prompt.
+
+    Raises:
+        InvalidRequestError: The template cannot be used, or refuses the messages.
+    """
+    template = _template(front, body)
+    messages = normalise(body.messages)
+    tokenizer = front.tokenizer()
+    arguments = template_arguments(body.chat_template_kwargs) | _effort(body, tokenizer, template)
+    num_chars = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in messages)
+    num_chars += len(template or "") + sum(map(len, body.bad_words or ()))
+    continues = bool(body.continue_final_message)
+
+    def work() -> ChatPrompt:
+        text = tokenizer.render_chat(
+            messages,
+            add_generation_prompt=not continues and body.add_generation_prompt is not False,
+            continue_final_message=continues,
+            chat_template=template,
+            **arguments,
+        )
+        if body.truncate_prompt_tokens is None:
+            check_text_length(len(text), front.model.max_model_len, param="messages")
+        return ChatPrompt(
+            cut(tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))),
+            bad_word_ids(
+                body.bad_words or (), lambda word: tokenizer.encode(word, add_special_tokens=False)
+            ),
+            _echo(body, messages),
+            _thinking(body, tokenizer, template, messages[-1]["content"] if continues else text),
+        )
+
+    prompt = await front.offload(work, num_chars=num_chars)
+    if not prompt.token_ids:
+        raise InvalidRequestError("These messages make an empty prompt.", param="messages")
+    return prompt
+
+
+def _template(front: Front, body: ChatCompletionRequest) -> str | None:
+    template = body.chat_template
+    if template is None:
+        return None
+    if not front.config.trust_request_chat_template:
+        raise InvalidRequestError(
+            "'chat_template' is not taken from requests here; the server allows it with "
+            "--trust-request-chat-template.",
+            param="chat_template",
+        )
+    if len(template) > _MAX_TEMPLATE_CHARS:
+        raise InvalidRequestError(
+            f"'chat_template' takes at most {_MAX_TEMPLATE_CHARS} characters, got {len(template)}.",
+            param="chat_template",
+        )
+    return template
+
+
+def _effort(
+    body: ChatCompletionRequest, tokenizer: Tokenizer, template: str | None
+) -> dict[str, Any]:
+    """Return ``reasoning_effort`` for a template that knows it; any other model has no choice."""
+    name, effort = "reasoning_effort", body.reasoning_effort
+    if effort is None:
+        return {}
+    if _mentions(tokenizer, template, name):
+        return {name: effort}
+    if effort == "none":
+        return {}
+    raise InvalidRequestError(
+        f"'{name}' with this value is not supported: this model has one way to think at most.",
+        param=name,
+    )
+
+
+def _echo(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str | None:
+    """Return what is repeated: the last message, if the answer goes on in the same role (vLLM)."""
+    last = messages[-1]
+    return last["content"] if body.echo and last["role"] == "assistant" else None
+
+
+def _thinking(
+    body: ChatCompletionRequest, tokenizer: Tokenizer, template: str | None, read: str
+) -> Thinking | None:
+    if not _mentions(tokenizer, template, reasoning.END):
+        return None
+    if body.continue_final_message:
+        inside = reasoning.is_open(read)
+    else:
+        inside = read.rstrip().endswith(reasoning.BEGIN)
+    return Thinking(inside, told=body.include_reasoning is not False)
+
+
+def _mentions(tokenizer: Tokenizer, template: str | None, word: str) -> bool:
+    return tokenizer.template_mentions(word) if template is None else word in template
