@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 from trioengine.api_keys import all_keys
 from trioengine.http.admin import admin_routes
 from trioengine.http.auth import OPEN_RULES, KeyCheck
+from trioengine.http.cancel import cancel_routes
 from trioengine.http.chat import chat_routes
 from trioengine.http.completions import completion_routes
 from trioengine.http.connection import current_request, own_connections
@@ -86,7 +87,7 @@ def create_app(
     front = Front(client, config, tokenizer_source, offload or ThreadOffload())
     for routes in (health_routes(client), model_routes(front)):
         app.register_blueprint(routes)
-    for routes in (completion_routes(front), chat_routes(front)):
+    for routes in (completion_routes(front), chat_routes(front), cancel_routes(front)):
         app.register_blueprint(routes)
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))

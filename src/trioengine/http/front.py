@@ -11,6 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from trioengine.errors import UnavailableError
+from trioengine.http.open_requests import OpenRequests
 from trioengine.version import __version__
 
 if TYPE_CHECKING:
@@ -35,12 +36,14 @@ class Front:
         config: As the server was started.
         tokenizer: Returns the model's tokenizer; asked only once a model is known.
         offload: Where long text is worked on.
+        open_requests: What can be cancelled.
     """
 
     client: EngineClient
     config: ServerConfig
     tokenizer: Callable[[], Tokenizer]
     offload: Offload
+    open_requests: OpenRequests = dataclasses.field(default_factory=OpenRequests)
 
     def refuse_unless_ready(self) -> None:
         """Raise what a new request gets in the engine's present state, if that is an error.

@@ -75,6 +75,7 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     )
     request.owned.callback(_close, stream, request)
     replies = endpoint.replies(job, fingerprint(front.model))
+    request.owned.callback(front.open_requests.add(exchange.key, replies.head.id, stream))
     if job.stream:
         return await _stream(request, exchange, stream, narration_of(job, replies))
     return await _whole(exchange, stream, collection_of(job), replies)
