@@ -51,7 +51,7 @@ def fresh(request_id: int, num_tokens: int, params: SamplingParams = GREEDY) -> 
 
 def test_decodes_are_views_of_rows() -> None:
     one, two = decoding(1, 5), decoding(2, 9)
-    batch, sampled = batch_of(one, two).build(SchedulerOutput(decodes=[one, two]))
+    batch, sampled, _ = batch_of(one, two).build(SchedulerOutput(decodes=[one, two]))
     check_batch(batch, BLOCK_SIZE, 100)
     assert batch.token_ids.tolist() == [104, 208]
     assert batch.positions.tolist() == [4, 8]
@@ -66,7 +66,7 @@ def test_decodes_are_views_of_rows() -> None:
 
 def test_decodes_in_any_order_of_rank_sample_in_the_order_of_rows() -> None:
     one, two = decoding(1, 5), decoding(2, 9)
-    _, sampled = batch_of(one, two).build(SchedulerOutput(decodes=[two, one]))
+    _, sampled, _ = batch_of(one, two).build(SchedulerOutput(decodes=[two, one]))
     assert sampled == [one, two]
 
 
@@ -74,7 +74,7 @@ def test_chunks_follow_decodes_and_only_a_last_chunk_samples() -> None:
     one, two, three = decoding(1, 5), fresh(2, 9), fresh(3, 6)
     rows = batch_of(two, one, three)
     plan = SchedulerOutput([one], [PrefillChunk(two, 4), PrefillChunk(three, 6)])
-    batch, sampled = rows.build(plan)
+    batch, sampled, _ = rows.build(plan)
     check_batch(batch, BLOCK_SIZE, 100)
     assert batch.token_ids.tolist() == [104, 200, 201, 202, 203, *range(300, 306)]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, *range(6)]
@@ -87,7 +87,7 @@ def test_chunks_follow_decodes_and_only_a_last_chunk_samples() -> None:
 
 def test_a_middle_chunk_alone_samples_nothing() -> None:
     two = fresh(2, 9)
-    batch, sampled = batch_of(two).build(SchedulerOutput(prefills=[PrefillChunk(two, 4)]))
+    batch, sampled, _ = batch_of(two).build(SchedulerOutput(prefills=[PrefillChunk(two, 4)]))
     assert (len(batch.logits_rows), sampled, batch.sampling.positions.tolist()) == (0, [], [])
 
 
@@ -98,7 +98,7 @@ def test_a_chunk_goes_on_where_the_one_before_it_ended() -> None:
     rows.build(plan)
     rows.advance(plan, [], np.array([], np.int32))
     two.num_computed = 4
-    batch, sampled = rows.build(SchedulerOutput(prefills=[PrefillChunk(two, 5)]))
+    batch, sampled, _ = rows.build(SchedulerOutput(prefills=[PrefillChunk(two, 5)]))
     assert batch.positions.tolist() == [4, 5, 6, 7, 8]
     assert sampled == [two]
 
@@ -109,11 +109,11 @@ def test_what_was_sampled_is_computed_next(gathered: bool) -> None:
     idle = [fresh(3, 6)] if gathered else []
     rows = batch_of(one, two, *idle)
     plan = SchedulerOutput(decodes=[one, two])
-    _, sampled = rows.build(plan)
+    _, sampled, _ = rows.build(plan)
     rows.advance(plan, sampled, np.array([7, 8], np.int32))
     two.block_ids.append(22)
     rows.note_growth(two)
-    batch, _ = rows.build(plan)
+    batch, _, _ = rows.build(plan)
     assert batch.token_ids.tolist() == [7, 8]
     assert batch.positions.tolist() == [5, 8]
     assert batch.block_tables.tolist() == [[10, 11, 0], [20, 21, 22]]
@@ -128,7 +128,7 @@ def test_the_last_row_fills_a_gap() -> None:
     assert rows.requests == left
     assert [request.row for request in left] == [0, 1]
     assert requests[1].row == -1
-    batch, _ = rows.build(SchedulerOutput(decodes=left))
+    batch, _, _ = rows.build(SchedulerOutput(decodes=left))
     assert batch.token_ids.tolist() == [104, 306]
     assert batch.sampling.seeds.tolist() == [2**63 + 1, 2**63 + 3]
     assert batch.block_tables.tolist() == [[10, 11], [30, 31]]
@@ -137,7 +137,7 @@ def test_the_last_row_fills_a_gap() -> None:
 def test_greedy_until_somebody_draws() -> None:
     one, two = decoding(1, 5), decoding(2, 5, SamplingParams(temperature=0.5, top_k=-1))
     rows = batch_of(one, two)
-    batch, _ = rows.build(SchedulerOutput(decodes=[one, two]))
+    batch, _, _ = rows.build(SchedulerOutput(decodes=[one, two]))
     assert not batch.sampling.all_greedy
     assert batch.sampling.top_k.tolist() == [0, 0]
     rows.remove(two)

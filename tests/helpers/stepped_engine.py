@@ -102,7 +102,13 @@ def sim_core(
     )
 
     def make_text(params: SamplingParams) -> Detokenizer:
-        return Detokenizer(vocab, stop=params.stop, min_tokens=params.min_tokens)
+        return Detokenizer(
+            vocab,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
 
     core = EngineCore(
         runner,

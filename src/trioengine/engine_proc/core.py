@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from trioengine.engine_proc.deltas import ALIEN_TOKEN, error_output, extend
 from trioengine.engine_proc.input_batch import InputBatch
 from trioengine.engine_proc.intake import Intake
 from trioengine.engine_proc.kv_cache.block_pool import BlockPool
 from trioengine.engine_proc.kv_cache.manager import KVCacheManager
+from trioengine.engine_proc.logprobs import note_scores, told_samples
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
 from trioengine.engine_proc.request import Request, RequestStatus, TextBuilder
 from trioengine.engine_proc.runner import NO_TOKEN
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from trioengine.engine_proc.input_batch import BuiltStep
     from trioengine.engine_proc.runner import ModelRunner, StepResult
     from trioengine.engine_proc.scheduler import SchedulerOutput
     from trioengine.protocol import Add
@@ -128,7 +131,7 @@ class EngineCore:
         try:
             request = self._intake.make_request(add)
         except Exception as error:  # contained: nothing shared has been touched yet
-            return _error_output(add.request_id, error)
+            return error_output(add.request_id, error)
         self._live[add.request_id] = request
         self._scheduler.add(request)
         return None
@@ -176,12 +179,13 @@ class EngineCore:
         begin_s = time.perf_counter()
         plan = self._schedule()
         parts = [plan, *map(plan.after, range(1, plan.num_steps))]
-        sampled = [self._execute(part, ahead) for ahead, part in enumerate(parts)]
+        executed = [self._execute(part, ahead) for ahead, part in enumerate(parts)]
         outputs = self.abort(poll_aborts())
         self._timeline.lap("poll aborts")
-        for part, (requests, result) in zip(parts, sampled, strict=True):
+        for part, (built, result) in zip(parts, executed, strict=True):
             self._apply_computed(part)
-            self._apply_sampled(requests, result.tokens.tolist(), outputs)
+            note_scores(built, result)
+            self._apply_sampled(built, result, outputs)
         self._timeline.lap("apply")
         self._step_seconds = time.perf_counter() - begin_s
         return outputs if plan.num_steps == 1 else _merged(outputs)
@@ -199,15 +203,15 @@ class EngineCore:
         self._timeline.lap("schedule")
         return plan
 
-    def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[list[Request], StepResult]:
-        """Compute one step; return who sampled in it, and what."""
-        batch, requests = self._batch.build(plan, ahead)
+    def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[BuiltStep, StepResult]:
+        """Compute one step; return whose its rows were, and what they got."""
+        built = self._batch.build(plan, ahead)
         self._timeline.lap("build")
-        result = self._runner.execute(batch)
+        result = self._runner.execute(built.batch)
         result.tokens = self._checked(result.tokens)
-        self._batch.advance(plan, requests, result.tokens)
+        self._batch.advance(plan, built.sampled, result.tokens[: len(built.sampled)])
         self._timeline.lap("execute")
-        return requests, result
+        return built, result
 
     def _apply_computed(self, plan: SchedulerOutput) -> None:
         """Note what is in the cache now (for a request aborted since, nobody looks)."""
@@ -221,28 +225,32 @@ class EngineCore:
                 self._kv_cache.seal(request)
 
     def _checked(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the sampled ids, with ``NO_TOKEN`` for any that is not in the vocabulary."""
+        """Return the sampled ids, with ``ALIEN_TOKEN`` for any that is not in the vocabulary."""
         in_vocabulary = tokens.view(np.uint32) < self.model.vocab_size
         if in_vocabulary.all():
             return tokens
-        return np.where(in_vocabulary, tokens, np.int32(NO_TOKEN))
+        known = in_vocabulary | (tokens == NO_TOKEN)
+        return np.where(known, tokens, np.int32(ALIEN_TOKEN))
 
     def _apply_sampled(
-        self, requests: list[Request], tokens: list[int], outputs: list[RequestOutput]
+        self, built: BuiltStep, result: StepResult, outputs: list[RequestOutput]
     ) -> None:
         """Add to ``outputs`` one delta for each request that is still there, ending some."""
-        before = len(outputs)
-        for request, token in zip(requests, tokens, strict=True):
+        tokens = result.tokens[: len(built.sampled)].tolist()
+        told = told_samples(built, result)
+        before, tokenless = len(outputs), 0
+        for request, token, logprob in zip(built.sampled, tokens, told, strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted since, or ended by an earlier token
             try:
-                output = _extend(request, token)
+                output = extend(request, token, logprob)
             except Exception as error:  # contained: only this request's own text was touched
-                output = _error_output(request.request_id, error)
+                output = error_output(request.request_id, error)
             if output.finish_reason is not None:
                 self._end(request, output.finish_reason)
+                tokenless += not output.token_ids
             outputs.append(output)
-        self._generation_tokens += len(outputs) - before
+        self._generation_tokens += len(outputs) - before - tokenless
 
     # Control --------------------------------------------------------------------------------
 
@@ -304,39 +312,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Free the runner's weights and cache."""
         self._runner.close()
-
-
-def _extend(request: Request, token: int) -> RequestOutput:
-    """Append a sampled token to its sequence; return the delta, terminal if that ends it.
-
-    Raises:
-        InternalError: The token is not in the vocabulary.
-        Exception: Whatever its detokenizer raises.
-    """
-    if token < 0:
-        raise InternalError("the model gave a token outside its vocabulary")
-    tokens, new_ids = request.tokens, [token]
-    tokens.append(token)
-    reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    if token in request.ending_ids:
-        text = request.text.flush()
-        reason = FinishReason.STOP
-        stop_reason = None if token in request.eos_ids else token
-    else:
-        text, stop_reason, _ = request.text.append(new_ids)
-        if stop_reason is not None:
-            reason = FinishReason.STOP
-        elif len(tokens) >= request.max_len:
-            reason = FinishReason.LENGTH
-            text += request.text.flush()
-    cached = request.num_cached_tokens if request.num_output_tokens == 1 else 0
-    return RequestOutput(request.request_id, text, new_ids, reason, stop_reason, cached)
-
-
-def _error_output(request_id: int, error: Exception) -> RequestOutput:
-    message = str(error) or type(error).__name__
-    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message)
 
 
 def _merged(outputs: list[RequestOutput]) -> list[RequestOutput]:

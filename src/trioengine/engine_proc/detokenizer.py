@@ -5,14 +5,15 @@ Theory of operation
 A token that is whole characters goes straight through. A fragment waits until its character is
 complete, or can no longer become one; what is still incomplete at the real end of the sequence
 becomes U+FFFD. Then, where there are stop strings, the one that is complete first ends the text,
-whichever tokens brought it; it is no part of the text, and whatever may yet turn out to begin one
-is held back. Chunking carries no meaning: the joined text is that of all tokens at once.
+whichever tokens brought it; it is no part of the text unless asked for, and whatever may yet turn
+out to begin one is held back. Chunking carries no meaning: the joined text is that of all tokens at
+once.
 
-That text is the tokenizers library's own ``decode(skip_special_tokens=True)``, to the letter for
-byte-level BPE. With byte fallback there is one difference, on purpose: the library turns a whole
-run of byte tokens into U+FFFD if any of it is no UTF-8, so that no character of a run would be
-certain, and no stop string such as a newline seen, before the run is over. Here the good characters
-of a bad run survive.
+That text is the tokenizers library's own ``decode``, with special tokens or without, to the letter
+for byte-level BPE. With byte fallback there is one difference, on purpose: the library turns a
+whole run of byte tokens into U+FFFD if any of it is no UTF-8, so that no character of a run would
+be certain, and no stop string such as a newline seen, before the run is over. Here the good
+characters of a bad run survive.
 """
 
 from __future__ import annotations
@@ -60,12 +61,14 @@ class DetokenizedDelta(NamedTuple):
 
 
 class Detokenizer:
-    """The text of one sequence. Give it output tokens only, and no token that stopped it.
+    """The text of one sequence. Give it output tokens only.
 
     Args:
         vocab: Shared by all sequences.
         stop: Strings that end the text.
         min_tokens: A stop string that is complete before this many tokens does not count.
+        include_stop: The stop string that ended the text is part of it.
+        skip_special_tokens: Special tokens are no part of the text.
         continues_prompt: The text goes on behind a prompt, so that a sentencepiece vocabulary's
             first space belongs to it ("… is" + " Paris"). Otherwise it reads as ``decode`` of the
             output alone, which drops it.
@@ -80,6 +83,7 @@ class Detokenizer:
         "_pending",
         "_plain",
         "_scanner",
+        "_skips_special",
         "_texts",
         "_vocab",
     )
@@ -90,12 +94,15 @@ class Detokenizer:
         *,
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
         continues_prompt: bool = False,
     ) -> None:
         self._vocab = vocab
         self._texts = vocab.texts
         self._errors = _EACH_BYTE if vocab.byte_fallback else "replace"
-        self._scanner = StopScanner(stop) if stop else None
+        self._scanner = StopScanner(stop, included=include_stop) if stop else None
+        self._skips_special = skip_special_tokens
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._pending = b""  # an incomplete character
@@ -136,7 +143,7 @@ class Detokenizer:
 
     def _text(self, token_id: int) -> str:
         """Return the text that this token completes."""
-        if self._plain and (text := self._texts.get(token_id)) is not None:
+        if self._plain and (text := self._texts.get(token_id)):
             return text
         return self._text_beside_others(token_id)
 
@@ -162,8 +169,8 @@ class Detokenizer:
                 if token_id < 0:
                     raise InternalError(f"token id {token_id} is negative")
                 return None  # a row of the model past the vocabulary's end
-            if token_id in vocab.special_texts:
-                return None
+            if (name := vocab.special_texts.get(token_id)) is not None:
+                return None if self._skips_special else name.encode()
             raw = (vocab.first_texts.get(token_id, text) if self._first else text).encode()
         self._first = False
         return raw

@@ -10,11 +10,13 @@ with rows left out, is gathered by index.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trioengine.engine_proc.prompt_scores import ScoredSpan, add_scored_rows, scored_spans
 from trioengine.engine_proc.runner import SamplingRows, StepBatch
+from trioengine.engine_proc.sampling_extras import add_extras
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +26,21 @@ if TYPE_CHECKING:
 
     Int32Array = npt.NDArray[np.int32]
 
-__all__ = ["InputBatch"]
+__all__ = ["BuiltStep", "InputBatch"]
+
+
+class BuiltStep(NamedTuple):
+    """One step for the runner, and whose its rows are.
+
+    Attributes:
+        batch: Valid until the rows are next changed: some arrays are views.
+        sampled: The requests that sample, one for each of the first rows.
+        scored: Whose tokens the rows after those are given, in order.
+    """
+
+    batch: StepBatch
+    sampled: list[Request]
+    scored: list[ScoredSpan]
 
 
 class InputBatch:
@@ -58,6 +74,7 @@ class InputBatch:
             self._request_ids,
         )
         self._num_drawn = 0  # rows that need more than an argmax
+        self._num_with_extras = 0
         self._may_not_end: set[Request] = set()
 
     def add(self, request: Request) -> None:
@@ -76,6 +93,7 @@ class InputBatch:
         self._seeds[row] = request.seed
         self._request_ids[row] = request.request_id
         self._num_drawn += not params.greedy
+        self._num_with_extras += request.extras is not None
         if request.must_not_end() and request.ending_ids:
             self._may_not_end.add(request)
 
@@ -89,6 +107,7 @@ class InputBatch:
             self.requests[row] = last
             last.row = row
         self._num_drawn -= not request.params.greedy
+        self._num_with_extras -= request.extras is not None
         self._may_not_end.discard(request)
 
     def note_growth(self, request: Request) -> None:
@@ -97,14 +116,12 @@ class InputBatch:
         self._blocks[row, known:count] = request.block_ids[known:]
         self._num_blocks[row] = count
 
-    def build(self, plan: SchedulerOutput, ahead: int = 0) -> tuple[StepBatch, list[Request]]:
-        """Return the step's batch, and the requests that sample, one per logits row.
+    def build(self, plan: SchedulerOutput, ahead: int = 0) -> BuiltStep:
+        """Return the step's batch and whose its rows are. All arrays are C-contiguous.
 
         Args:
             plan: What to compute.
             ahead: Steps since those requests were last told of their tokens.
-
-        The arrays are C-contiguous; some are views, valid until the batch is next changed.
         """
         if plan.prefills or len(plan.decodes) != len(self.requests):
             return self._gather(plan, ahead)
@@ -120,9 +137,9 @@ class InputBatch:
             logits_rows=rows,
             sampling=self._sampling(slice(num_rows), self.requests, seq_lens, ahead),
         )
-        return batch, self.requests.copy()
+        return BuiltStep(batch, self.requests.copy(), [])
 
-    def _gather(self, plan: SchedulerOutput, ahead: int) -> tuple[StepBatch, list[Request]]:
+    def _gather(self, plan: SchedulerOutput, ahead: int) -> BuiltStep:
         """Build a batch of decodes first, then chunks."""
         chunks, num_decodes = plan.prefills, len(plan.decodes)
         requests = plan.decodes + [chunk.request for chunk in chunks]
@@ -147,7 +164,10 @@ class InputBatch:
             logits_rows=query_start[1:][sampled] - np.int32(1),
             sampling=self._sampling(rows[sampled], sampling_requests, seq_lens[sampled], ahead),
         )
-        return batch, sampling_requests
+        scored = scored_spans(chunks, query_start[num_decodes:-1].tolist())
+        if scored:
+            add_scored_rows(batch, scored)
+        return BuiltStep(batch, sampling_requests, scored)
 
     def _tables(self, rows: slice | Int32Array, seq_lens: Int32Array) -> Int32Array:
         width = -(-int(seq_lens.max()) // self._block_size)
@@ -157,7 +177,7 @@ class InputBatch:
     def _sampling(
         self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array, ahead: int
     ) -> SamplingRows:
-        return SamplingRows(
+        sampling = SamplingRows(
             temperature=self._temperature[rows],
             top_p=self._top_p[rows],
             top_k=self._top_k[rows],
@@ -168,6 +188,9 @@ class InputBatch:
             all_greedy=self._num_drawn == 0,
             masked_token_ids=self._masks(requests, ahead),
         )
+        if self._num_with_extras:
+            add_extras(sampling, requests)
+        return sampling
 
     def _masks(self, requests: list[Request], ahead: int) -> list[tuple[int, list[int]]]:
         if not self._may_not_end:

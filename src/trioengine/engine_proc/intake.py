@@ -7,6 +7,7 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from trioengine.engine_proc.request import Request, TextBuilder
+from trioengine.engine_proc.sampling_extras import SamplingExtras
 from trioengine.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Intake:
                 vocabulary lacks.
         """
         params = add.params
-        self._check_prompt(add.prompt_token_ids)
+        self._check_prompt(add.prompt_token_ids, scored_only=params.max_tokens == 0)
         params.check_token_ids(self._model.vocab_size)
         eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
         self._arrivals += 1
@@ -63,6 +64,8 @@ class Intake:
             ending_ids=eos_ids.union(params.stop_token_ids),
             text=self._make_text(params),
             single_steps=_looks_back(params),
+            extras=SamplingExtras.of(params, add.prompt_token_ids, self._model.vocab_size),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
 
     def _max_len(self, add: Add) -> int:
@@ -70,10 +73,10 @@ class Intake:
             return self._model.max_model_len
         return min(self._model.max_model_len, len(add.prompt_token_ids) + add.params.max_tokens)
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int], *, scored_only: bool) -> None:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt")
-        if len(token_ids) >= self._model.max_model_len:
+        if len(token_ids) + (not scored_only) > self._model.max_model_len:
             raise InvalidRequestError(
                 f"the prompt has {len(token_ids)} tokens, which leaves no room for an answer "
                 f"within {self._model.max_model_len}",

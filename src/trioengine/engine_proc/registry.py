@@ -73,7 +73,14 @@ def build_backend(
 
 
 def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:
-    return Detokenizer(vocab, stop=params.stop, min_tokens=params.min_tokens, continues_prompt=True)
+    return Detokenizer(
+        vocab,
+        stop=params.stop,
+        min_tokens=params.min_tokens,
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        continues_prompt=True,
+    )
 
 
 def _max_num_seqs(options: EngineOptions, runner: ModelRunner) -> int:

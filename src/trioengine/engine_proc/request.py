@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from trioengine.outputs import FinishReason
+    from trioengine.engine_proc.sampling_extras import SamplingExtras
+    from trioengine.outputs import FinishReason, TokenLogprob
     from trioengine.sampling_params import SamplingParams
 
 __all__ = [
@@ -98,6 +99,9 @@ class Request:
         num_sealed: Leading blocks that the prefix cache has been told about.
         row: Its row of the input batch while it runs, else -1.
         single_steps: The host has to look at each token before the next one can be sampled.
+        extras: What it asks of the sampler beyond the ordinary, if anything.
+        prompt_logprobs: What has been found so far of its prompt's tokens, where that is wanted:
+            one entry per token from the first, which has none.
     """
 
     request_id: int
@@ -121,6 +125,8 @@ class Request:
     num_sealed: int = 0
     row: int = -1
     single_steps: bool = False
+    extras: SamplingExtras | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -137,6 +143,12 @@ class Request:
     def tokens_left(self) -> int:
         """Tokens that may still be sampled before its length ends it."""
         return self.max_len - len(self.tokens)
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """True while logits of the prompt are wanted that a prefix hit would pass over."""
+        told = self.prompt_logprobs
+        return told is not None and len(told) < self.num_prompt_tokens
 
     def must_not_end(self, ahead: int = 0) -> bool:
         """True while ``min_tokens`` forbids the token ``ahead`` after the next to end it."""

@@ -80,10 +80,16 @@ _automaton = functools.lru_cache(maxsize=256)(_Automaton)
 
 
 class StopScanner:
-    """The text of one sequence on its way through the automaton."""
+    """The text of one sequence on its way through the automaton.
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    Args:
+        stops: What ends it.
+        included: Whether the one that does is part of the text.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, included: bool = False) -> None:
         self._automaton = _automaton(stops)
+        self._included = included
         self._state = _ROOT
         self._held = ""
 
@@ -113,7 +119,8 @@ class StopScanner:
         return text[:settled], None
 
     def _cut(self, text: str, stop: str) -> str:
-        return (self.flush() + text)[: -len(stop)]
+        text = self.flush() + text
+        return text if self._included else text[: -len(stop)]
 
     def flush(self) -> str:
         """Return what was held back, at the end of the sequence."""

@@ -72,6 +72,8 @@ class KVCacheManager:
         return matched
 
     def _num_matchable(self, request: Request) -> int:
+        if request.needs_all_logits:
+            return 0
         return (len(request.tokens) - 1) // self.block_size
 
     def _is_coming(self, request: Request, index: int) -> bool:
