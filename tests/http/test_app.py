@@ -36,6 +36,7 @@ async def test_the_route_table(autojump_clock: MockClock) -> None:
             "/v1/chat/completions": {"POST"},
             "/v1/models": {"GET"},
             "/v1/models/x": {"GET"},
+            "/v1/requests/x/cancel": {"POST"},
             "/health": {"GET"},
             "/health/live": {"GET"},
             "/health/ready": {"GET"},
