@@ -26,6 +26,7 @@ from trioengine.http.front import Front
 from trioengine.http.health import health_routes
 from trioengine.http.models import model_routes
 from trioengine.http.offload import ThreadOffload
+from trioengine.http.tokenize import tokenize_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +88,9 @@ def create_app(
     front = Front(client, config, tokenizer_source, offload or ThreadOffload())
     for routes in (health_routes(client), model_routes(front)):
         app.register_blueprint(routes)
-    for routes in (completion_routes(front), chat_routes(front), cancel_routes(front)):
+    for routes in (tokenize_routes(front), cancel_routes(front)):
+        app.register_blueprint(routes)
+    for routes in (completion_routes(front), chat_routes(front)):
         app.register_blueprint(routes)
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))

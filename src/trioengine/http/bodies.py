@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from trioengine.errors import InvalidRequestError
-from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED, GenerationRequest
+from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -22,7 +22,7 @@ __all__ = ["BodyDecoder"]
 
 logger = logging.getLogger(__name__)
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _BOM: Final = b"\xef\xbb\xbf"
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")

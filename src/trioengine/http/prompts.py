@@ -21,6 +21,7 @@ __all__ = [
     "MAX_PROMPTS",
     "Prompt",
     "check_text_length",
+    "check_token_range",
     "context_length_exceeded",
     "read_prompts",
 ]
@@ -88,6 +89,20 @@ def check_text_length(num_chars: int, max_model_len: int, *, param: str) -> None
         raise context_length_exceeded(max_model_len, least, 1, param=param)
 
 
+def check_token_range(ids: list[int], vocab_size: int, *, param: str) -> None:
+    """Refuse ids that are no tokens of the model. ``ids`` is not empty.
+
+    Raises:
+        InvalidRequestError: One is outside of ``[0, vocab_size)``.
+    """
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidRequestError(
+            f"Token ids must be in [0, {vocab_size}), got {wrong}.", param=param
+        )
+
+
 def _read_id_lists(data: bytes, max_model_len: int, vocab_size: int) -> Iterator[list[int]]:
     # JSON that begins with "[[" and holds nothing but numbers ends each list at a "]"; where it
     # holds anything else, a piece below is no list of integers and is refused for that.
@@ -111,12 +126,7 @@ def _read_ids(data: bytes, max_model_len: int, vocab_size: int) -> list[int]:
     ids = _decode(_ids, data)
     if not ids:
         raise InvalidRequestError("A prompt must have at least one token.", param="prompt")
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= vocab_size:
-        wrong = low if low < 0 else high
-        raise InvalidRequestError(
-            f"Token ids must be in [0, {vocab_size}), got {wrong}.", param="prompt"
-        )
+    check_token_range(ids, vocab_size, param="prompt")
     return ids
 
 

@@ -144,6 +144,11 @@ class Tokenizer:
         except OverflowError as error:
             raise InvalidRequestError("token ids must be in [0, 2**32)", param="tokens") from error
 
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary spells each token; of an id past its end, nothing."""
+        spell = self._backend.id_to_token
+        return [spell(token_id) or "" for token_id in ids]
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for inside a text; of a special token, its name.
 
