@@ -71,6 +71,33 @@ def test_same_text_as_transformers_with_a_variable_of_the_client_s(reference: An
     assert ours.endswith("no thinking")
 
 
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["Sure, the", "Sure, the ", "\n Sure:\n", "", " "])
+@pytest.mark.parametrize("name", ["chatml", "strict_turns", "tools"])
+def test_same_text_as_transformers_where_the_last_message_goes_on(
+    reference: Any, name: str, content: str
+) -> None:
+    source = templates.PARITY[name]
+    messages = [*templates.PLAIN, {"role": "assistant", "content": content}]
+    ours = ChatTemplate(source).render(messages, dict(SPECIAL), continue_final=True)
+    assert ours == reference(source, messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [
+        ("{{ messages[0].content }}", [{"content": "a"}, {"content": "left out"}]),
+        ("{{ messages[0].content }}", []),
+        ("{{ messages[0].content }}", [{"content": [{"text": "a"}]}]),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(source: str, messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(source).render(messages, {}, continue_final=True)
+    assert caught.value.param == "messages"
+
+
 def test_json_is_not_escaped_for_html() -> None:
     assert render("{{ x | tojson }}", [], x="é<&>'") == '"é<&>\'"'
 

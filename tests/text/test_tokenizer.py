@@ -218,6 +218,33 @@ def test_simulated_chat() -> None:
     assert SIMULATED.render_chat(USER) == "user: Hi\nassistant:"
 
 
+def test_simulated_with_a_template_of_the_user_s() -> None:
+    tokenizer = Tokenizer.simulated(300, chat_template="[{{ messages[0].content }}]")
+    assert tokenizer.render_chat(USER) == "[Hi]"
+    assert tokenizer.template_mentions("messages")
+    assert not tokenizer.template_mentions("</think>")
+
+
+def test_a_request_can_bring_a_template() -> None:
+    assert SIMULATED.render_chat(USER, chat_template="{{ messages | length }}") == "1"
+    with pytest.raises(InvalidRequestError, match="does not compile") as caught:
+        SIMULATED.render_chat(USER, chat_template="{% if %}")
+    assert caught.value.param == "chat_template"
+
+
+def test_the_last_message_can_go_on() -> None:
+    messages = [*USER, {"role": "assistant", "content": "Hello, "}]
+    text = SIMULATED.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == "user: Hi\nassistant: Hello, "
+
+
+def test_the_vocabulary_is_read_once_and_when_needed() -> None:
+    tokenizer = Tokenizer.simulated(300)
+    assert not tokenizer.has_read_vocabulary
+    assert tokenizer.vocabulary is tokenizer.vocabulary
+    assert tokenizer.has_read_vocabulary
+
+
 def test_simulated_needs_room_for_the_bytes() -> None:
     assert Tokenizer.simulated(257).decode(Tokenizer.simulated(257).encode("é")) == "é"
     with pytest.raises(ValueError, match="at least 257"):

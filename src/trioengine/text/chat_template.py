@@ -78,8 +78,7 @@ class ChatTemplate:
         visible = {"tools": None, "documents": None, **variables}
         visible["messages"] = [_normalized(message) for message in messages]
         if continue_final:
-            final = visible["messages"][-1]
-            final["content"] = final.get("content", "") + _HERE
+            _mark_end(visible["messages"])
         try:
             text = self._bounded(visible)
             return _up_to_here(text) if continue_final else text
@@ -101,6 +100,13 @@ class ChatTemplate:
             if self._clock() > deadline:
                 raise _refusal(f"they take more than {MAX_RENDER_SECONDS:g} s to render")
         return "".join(pieces)
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    content = messages[-1].get("content", "") if messages else None
+    if not isinstance(content, str):
+        raise _refusal("there is no text at their end that could be continued")
+    messages[-1]["content"] = content + _HERE
 
 
 def _up_to_here(text: str) -> str:
