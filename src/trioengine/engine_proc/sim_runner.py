@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from trioengine.engine_proc.runner import StepResult
+from trioengine.engine_proc.sim_logprobs import sim_logprobs
 from trioengine.errors import ConfigError
 from trioengine.protocol import ModelInfo
 
@@ -193,9 +194,15 @@ class SimModelRunner:
             self._end_some(tokens, hashes)
         for row, masked in rows.masked_token_ids:
             tokens[row] = self._unmasked(int(tokens[row]), int(hashes[row]), set(masked))
+        if rows.targets is not None:
+            tokens = np.where(rows.targets >= 0, rows.targets, tokens)
         if self._step == self.script.bad_token_at_step and len(tokens):
             tokens[0] = -1
-        return StepResult(tokens)
+        if rows.logprobs_k is None:
+            return StepResult(tokens)
+        first = (hashes % np.uint64(len(self.speakable))).astype(np.int64)
+        width = max(0, int(rows.logprobs_k.max(initial=0)))
+        return StepResult(tokens, sim_logprobs(tokens, first, self.speakable, width))
 
     def _act_out_step(self) -> None:
         script, step = self.script, self._step
