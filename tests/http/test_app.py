@@ -44,6 +44,8 @@ async def test_the_route_table(autojump_clock: MockClock) -> None:
             "/health/ready": {"GET"},
             "/metrics": {"GET"},
             "/version": {"GET"},
+            "/openapi.json": {"GET"},
+            "/docs": {"GET"},
             "/start_profile": {"POST"},
             "/stop_profile": {"POST"},
             "/reset_prefix_cache": {"POST"},

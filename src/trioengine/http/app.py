@@ -26,6 +26,7 @@ from trioengine.http.front import Front
 from trioengine.http.health import health_routes
 from trioengine.http.models import model_routes
 from trioengine.http.offload import ThreadOffload
+from trioengine.http.openapi import openapi_routes
 from trioengine.http.tokenize import tokenize_routes
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def create_app(
     front = Front(client, config, tokenizer_source, offload or ThreadOffload())
     for routes in (health_routes(client), model_routes(front)):
         app.register_blueprint(routes)
-    for routes in (tokenize_routes(front), cancel_routes(front)):
+    described = openapi_routes(admin=config.enable_admin, keys=bool(all_keys(config)))
+    for routes in (tokenize_routes(front), cancel_routes(front), described):
         app.register_blueprint(routes)
     for routes in (completion_routes(front), chat_routes(front)):
         app.register_blueprint(routes)

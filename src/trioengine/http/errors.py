@@ -23,7 +23,14 @@ from trioengine.errors import (
     UnavailableError,
 )
 
-__all__ = ["ErrorResponse", "error_body", "error_response", "typed_error"]
+__all__ = [
+    "ErrorEnvelope",
+    "ErrorObject",
+    "ErrorResponse",
+    "error_body",
+    "error_response",
+    "typed_error",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +44,19 @@ _FRAMEWORK_FAULTS: Final = {
 }
 
 
-class _ErrorObject(msgspec.Struct, frozen=True):
+class ErrorObject(msgspec.Struct, frozen=True):
+    """What went wrong. ``code`` is for programs, ``message`` for people."""
+
     message: str
     type: str
     param: str | None
     code: str
 
 
-class _ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: _ErrorObject
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """The body of every answer that is no success."""
+
+    error: ErrorObject
 
 
 _encode = msgspec.json.Encoder().encode
@@ -68,7 +79,7 @@ def error_body(error: TrioEngineError) -> bytes:
     param = error.param if isinstance(error, InvalidRequestError) else None
     # A message may quote what a client sent; a lone surrogate in it must not break the answer.
     message = error.message.encode("utf-8", "replace").decode("utf-8")
-    return _encode(_ErrorEnvelope(_ErrorObject(message, error.error_type, param, error.code)))
+    return _encode(ErrorEnvelope(ErrorObject(message, error.error_type, param, error.code)))
 
 
 def error_response(error: Exception) -> ErrorResponse:

@@ -1,0 +1,88 @@
+"""The description names every route, every parameter that is honoured and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from helpers.api_world import open_world
+from trioengine.http.openapi import describe
+from trioengine.http.operations import OPERATIONS
+from trioengine.http.schemas import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trio.testing import MockClock
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner
+            yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+@pytest.mark.parametrize("admin", [False, True])
+async def test_it_names_exactly_the_routes_there_are(
+    admin: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(enable_admin=admin) as world:
+        document = (await world.api.get("/openapi.json")).json
+        described = {
+            (path, method.upper()) for path, ops in document["paths"].items() for method in ops
+        }
+        assert described == {
+            (re.sub(r"<(?:path:)?([^>]+)>", r"{\1}", rule.rule), method)
+            for rule in world.app.url_map.iter_rules()
+            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        }
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
+    document = describe(OPERATIONS, keys=True)
+    prefix = "#/components/schemas/"
+    used = {ref.removeprefix(prefix) for ref in references(document)}
+    assert used == set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
+def test_a_body_has_the_fields_that_are_honoured(body: type[msgspec.Struct]) -> None:
+    schemas = describe(OPERATIONS, keys=False)["components"]["schemas"]
+    fields = set(schemas[body.__name__]["properties"])
+    assert fields == {field.name for field in msgspec.structs.fields(body)} - set(UNSUPPORTED)
+    assert "temperature" in fields
+
+
+def test_what_is_required_says_so() -> None:
+    schemas = describe(OPERATIONS, keys=False)["components"]["schemas"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    assert schemas["DetokenizeRequest"]["required"] == ["tokens"]
+    assert (
+        "required" not in schemas["TokenizeRequest"] or not schemas["TokenizeRequest"]["required"]
+    )
+
+
+def test_keys_are_described_where_they_are_asked_for() -> None:
+    secured = describe(OPERATIONS, keys=True)
+    assert secured["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert "security" not in secured["paths"]["/health"]["get"]
+    assert "securitySchemes" not in describe(OPERATIONS, keys=False)["components"]
+
+
+async def test_the_page_stands_by_itself(autojump_clock: MockClock) -> None:
+    async with open_world() as world:
+        page = await world.api.get("/docs")
+        assert page.headers["content-type"].startswith("text/html")
+        text = page.body.decode()
+        assert "/v1/chat/completions" in text
+        assert "/start_profile" not in text
+        assert "http" not in text.replace("http://www.w3.org", "")
