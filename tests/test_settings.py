@@ -109,6 +109,11 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--chat-template", "/does/not/exist"), "--chat-template: [Errno 2] No such file"),
         (("--chat-template", "{% if %}"), "--chat-template: the chat template does not compile"),
         (("--ssl-certfile", "a"), "--ssl-certfile and --ssl-keyfile need each other"),
+        (
+            ("--kv-cache-memory", "1", "--kv-cache-share", "0.5"),
+            "--kv-cache-memory and --kv-cache-share exclude each other",
+        ),
+        (("--kv-cache-share", "1.5"), "--kv-cache-share: must be in [0.001, 1], got 1.5"),
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
         (
             ("--quantization", "q3"),

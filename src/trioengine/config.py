@@ -35,6 +35,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_scheduler_steps: int = 1
     block_size_tokens: int = 16
     kv_cache_memory_gib: float | None = None
+    kv_cache_share: float | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
     threads: int | None = None

@@ -207,9 +207,19 @@ OPTIONS: Final = (
     Option(
         "kv-cache-memory",
         "engine.kv_cache_memory_gib",
-        "memory for the KV cache; by default the engine decides",
+        "memory for the KV cache; by default a share of what is free",
         "number",
         "GIB",
+    ),
+    Option(
+        "kv-cache-share",
+        "engine.kv_cache_share",
+        "share of the memory that is free once the weights are loaded, for the KV cache; by "
+        "default 0.25 on CPU and 0.8 on CUDA",
+        "number",
+        "FRACTION",
+        low=0.001,
+        high=1,
     ),
     Option(
         "enable-prefix-caching",
@@ -318,6 +328,8 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
     config = msgspec.convert({**server, "engine": engine}, ServerConfig)
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise ConfigError("--ssl-certfile and --ssl-keyfile need each other")
+    if config.engine.kv_cache_memory_gib is not None and config.engine.kv_cache_share is not None:
+        raise ConfigError("--kv-cache-memory and --kv-cache-share exclude each other")
     _check_quantization(config.engine)
     return config
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioengine.engine_proc.kv_sizing import GIB, KVCacheRequest, num_kv_blocks
+from trioengine.engine_proc.kv_sizing import GIB, KVCacheRequest, num_kv_blocks, require_memory
 from trioengine.errors import ConfigError
 
 REQUEST = KVCacheRequest(
@@ -41,8 +41,20 @@ def test_a_size_beyond_free_memory_is_refused_with_both_numbers() -> None:
 
 def test_a_cache_below_one_sequence_is_refused_with_the_length_that_fits() -> None:
     request = dataclasses.replace(REQUEST, max_model_len=10_000, budget_gib=16 * 100 / 2**20)
-    with pytest.raises(ConfigError, match=r"10000 tokens needs 0\.01 GiB.*at most 1600 or"):
+    with pytest.raises(ConfigError, match=r"10000 tokens needs 0\.01 GiB.*at most 1600, or"):
         num_kv_blocks(request)
+
+
+def test_what_there_is_is_told_in_tokens_and_in_requests(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        num_kv_blocks(dataclasses.replace(REQUEST, budget_gib=4000 * 1024 / GIB))
+    assert "0.00 of 1.00 GiB free, 4000 tokens, 4.0 requests of 1000 tokens" in caplog.text
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_numbers() -> None:
+    require_memory("the weights", GIB, GIB)
+    with pytest.raises(ConfigError, match=r"the weights take 1\.50 GiB and 1\.00 GiB are free"):
+        require_memory("the weights", 3 * GIB // 2, GIB)
 
 
 @given(

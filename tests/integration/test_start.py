@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helpers.server_process import ServerProcess, process_lives, wait_until
+from helpers.tiny_native import save_tiny_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +110,24 @@ def test_what_only_the_engine_can_refuse(arguments: tuple[str, str], cause: str)
         assert server.wait() == 2
         assert cause in server.last_line
         assert "Traceback" not in server.text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (
+            ("--kv-cache-memory", "100000"),
+            r"--kv-cache-memory 100000 GiB exceeds the free memory, ",
+        ),
+        (("--kv-cache-memory", "0.00001"), r"one sequence of 512 tokens needs 0\.00 GiB of KV"),
+    ],
+)
+def test_a_cache_that_does_not_fit(tmp_path: Path, arguments: tuple[str, str], cause: str) -> None:
+    pytest.importorskip("trioengine.engine_proc.native_runner._native")
+    model = save_tiny_native(tmp_path / "tiny")
+    with ServerProcess(str(model), *arguments, engine="native") as server:
+        assert server.wait() == 2
+        assert re.search(cause, server.last_line)
 
 
 def test_the_port_is_free_again_at_once_after_a_kill() -> None:

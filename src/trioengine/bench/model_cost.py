@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import re
-import struct
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from trioengine.errors import ConfigError
 from trioengine.models.checkpoint_files import read_json
+from trioengine.models.safetensors_header import count_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["ModelCost", "read_model_cost"]
 
-MAX_HEADER_BYTES: Final = 100 << 20  # the format's own limit
-_BITS: Final = re.compile(r"[A-Z]+(\d+)")
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -85,7 +81,9 @@ def read_model_cost(model_dir: Path) -> ModelCost:
     )
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    num_params, num_bytes = _count_weights(model_dir)
+    num_params, num_bytes = count_weights(model_dir)
+    if not num_params:
+        raise ConfigError(f"{model_dir} has no safetensors, so the model's floor is not known")
     table_params, table_bytes = vocab_size * hidden, 0
     if not config.get("tie_word_embeddings", False):
         table_bytes = table_params * num_bytes // num_params
@@ -103,42 +101,3 @@ def _size(config: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or value <= 0:
         raise ConfigError(f"config.json has no {name}, so the model's floor is not known")
     return value
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-
-
-def _count_weights(model_dir: Path) -> tuple[int, int]:
-    """Return elements and bytes of all tensors."""
-    num_params = num_bytes = 0
-    for path in sorted(model_dir.glob("*.safetensors")):
-        for tensor in _read_header(path):
-            elements = math.prod(tensor.shape)
-            num_params += elements
-            num_bytes += elements * _bits(tensor.dtype) // 8
-    if not num_params:
-        raise ConfigError(f"{model_dir} has no safetensors, so the model's floor is not known")
-    return num_params, num_bytes
-
-
-def _read_header(path: Path) -> list[_Tensor]:
-    """Return what a file's header lists: eight bytes of length, little-endian, then JSON.
-
-    Source: the format's description, https://github.com/huggingface/safetensors.
-    """
-    try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = file.read(min(size, MAX_HEADER_BYTES))
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
-        return [msgspec.json.decode(entry, type=_Tensor) for entry in entries.values()]
-    except (OSError, struct.error, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} is no safetensors file: {error}") from error
-
-
-def _bits(dtype: str) -> int:
-    found = _BITS.match(dtype)  # BF16, F32, I8, F8_E4M3 …; BOOL has none
-    return int(found.group(1)) if found else 8

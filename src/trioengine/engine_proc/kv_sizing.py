@@ -1,13 +1,16 @@
-"""How many KV-cache blocks fit: free memory in, blocks out, or a refusal with the numbers."""
+"""What fits into memory: free bytes in, KV-cache blocks out, or a refusal with the numbers."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Final
 
 from trioengine.errors import ConfigError
 
-__all__ = ["CPU_SHARE", "CUDA_SHARE", "GIB", "KVCacheRequest", "num_kv_blocks"]
+__all__ = ["CPU_SHARE", "CUDA_SHARE", "GIB", "KVCacheRequest", "num_kv_blocks", "require_memory"]
+
+log = logging.getLogger(__name__)
 
 GIB: Final = 2**30
 CPU_SHARE: Final = 0.25
@@ -47,8 +50,20 @@ class KVCacheRequest:
         return int(self.free_bytes * self.share)
 
 
+def require_memory(what: str, needed_bytes: int, free_bytes: int) -> None:
+    """Refuse what would not fit, before the kernel ends this process for it.
+
+    Raises:
+        ConfigError: ``what`` needs more than is free; the message has both numbers.
+    """
+    if needed_bytes > free_bytes:
+        raise ConfigError(
+            f"{what} take {needed_bytes / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free"
+        )
+
+
 def num_kv_blocks(request: KVCacheRequest) -> int:
-    """Return the number of blocks of the cache.
+    """Return the number of blocks of the cache, and log what that is in requests.
 
     Without a size from the user there are never more blocks than ``max_num_seqs`` sequences of
     full length can use: a tiny model on a large machine must not end up with millions.
@@ -66,9 +81,19 @@ def num_kv_blocks(request: KVCacheRequest) -> int:
     blocks = request.budget_bytes // (request.bytes_per_token * request.block_size)
     if blocks < per_sequence:
         raise ConfigError(_too_small(request, blocks))
-    if request.budget_gib is not None:
-        return blocks
-    return min(blocks, per_sequence * request.max_num_seqs)
+    if request.budget_gib is None:
+        blocks = min(blocks, per_sequence * request.max_num_seqs)
+    _report(request, blocks)
+    return blocks
+
+
+def _report(request: KVCacheRequest, blocks: int) -> None:
+    tokens = blocks * request.block_size
+    log.info(
+        "KV cache: %.2f of %.2f GiB free, %d tokens, %.1f requests of %d tokens at once",
+        tokens * request.bytes_per_token / GIB,
+        *(request.free_bytes / GIB, tokens, tokens / request.max_model_len, request.max_model_len),
+    )
 
 
 def _too_small(request: KVCacheRequest, blocks: int) -> str:
@@ -77,5 +102,6 @@ def _too_small(request: KVCacheRequest, blocks: int) -> str:
     return (
         f"one sequence of {request.max_model_len} tokens needs {needed:.2f} GiB of KV cache and "
         f"{request.budget_bytes / GIB:.2f} GiB are there ({request.free_bytes / GIB:.2f} GiB "
-        f"free): set --max-model-len to at most {fitting} or raise --kv-cache-memory"
+        f"free): set --max-model-len to at most {fitting}, or raise --kv-cache-memory or "
+        "--kv-cache-share"
     )

@@ -55,6 +55,30 @@ def test_the_cache_takes_what_it_was_given(tiny: Path) -> None:
 
 
 @pytest.mark.usefixtures("extension")
+def test_a_share_of_what_is_free(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trioengine.engine_proc.native_runner import start
+
+    monkeypatch.setattr(start, "available_memory_bytes", lambda: 4 * 2**20)
+    per_block = 2 * 2 * 2 * 16 * 32 * 2
+    runner = load(tiny, kv_cache_memory_gib=None, kv_cache_share=0.5)
+    assert runner.num_blocks == 2 * 2**20 // per_block
+
+
+@pytest.mark.usefixtures("extension")
+@pytest.mark.parametrize(("quantization", "factor"), [("none", 2), ("int8", 1), ("q4", 0.5)])
+def test_weights_beyond_free_memory_are_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, factor: float
+) -> None:
+    from trioengine.engine_proc.native_runner import start
+    from trioengine.models.safetensors_header import count_weights
+
+    least = int(count_weights(tiny)[0] * factor)
+    monkeypatch.setattr(start, "available_memory_bytes", lambda: least - 1)
+    with pytest.raises(ConfigError, match="the weights take"):
+        load(tiny, quantization=quantization)
+
+
+@pytest.mark.usefixtures("extension")
 @pytest.mark.parametrize(
     ("options", "match"),
     [

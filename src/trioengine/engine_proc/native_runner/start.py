@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, Final
 
-from trioengine.engine_proc.kv_sizing import CPU_SHARE, GIB, KVCacheRequest, num_kv_blocks
+from trioengine.engine_proc.kv_sizing import (
+    CPU_SHARE,
+    KVCacheRequest,
+    num_kv_blocks,
+    require_memory,
+)
 from trioengine.engine_proc.machine import available_memory_bytes, usable_cpus
 from trioengine.engine_proc.native_runner import _native
 from trioengine.engine_proc.native_runner.assemble import (
@@ -20,6 +24,7 @@ from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
 from trioengine.engine_proc.native_runner.weights import Checkpoint
 from trioengine.errors import ConfigError
 from trioengine.models.checkpoint_files import eos_token_ids
+from trioengine.models.safetensors_header import count_weights
 from trioengine.protocol import ModelInfo
 
 if TYPE_CHECKING:
@@ -40,7 +45,9 @@ BLOCK_MULTIPLE: Final = 16
 GGUF_NAME: Final = "model.gguf"
 """Beside a checkpoint that was converted from it."""
 
-log = logging.getLogger(__name__)
+WEIGHT_BYTES: Final = {"none": 2.0, "int8": 1.0, "q4": 0.5}
+"""What a weight takes at least, packed. Scales, and an embedding that stays bfloat16, come on top.
+"""
 
 
 def start(
@@ -140,9 +147,11 @@ def _pack(
 ) -> _native.ModelBuilder:
     progress("loading weights", 0.0)
     quantization = settings.quantization
+    source = _open_weights(model_dir, config, quantization)
+    require_memory("the weights", _packed_bytes(model_dir, quantization), available_memory_bytes())
     return build_model(
         config,
-        _open_weights(model_dir, config, quantization),
+        source,
         quantization="none" if quantization == "gguf" else quantization,
         max_model_len=max_model_len,
         threads=settings.threads,
@@ -159,6 +168,14 @@ def _open_weights(model_dir: Path, config: ModelConfig, quantization: str) -> Te
     return GgufCheckpoint(path, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
 
 
+def _packed_bytes(model_dir: Path, quantization: str) -> int:
+    """Return what the packed weights take at least."""
+    if quantization == "gguf":
+        return (model_dir / GGUF_NAME).stat().st_size
+    num_weights, _ = count_weights(model_dir)
+    return int(num_weights * WEIGHT_BYTES[quantization])
+
+
 def _num_blocks(config: ModelConfig, max_model_len: int, options: EngineOptions) -> int:
     block_size = options.block_size_tokens
     block_bytes = _native.block_bytes(
@@ -170,14 +187,7 @@ def _num_blocks(config: ModelConfig, max_model_len: int, options: EngineOptions)
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         free_bytes=available_memory_bytes(),
-        share=CPU_SHARE,
+        share=options.kv_cache_share or CPU_SHARE,
         budget_gib=options.kv_cache_memory_gib,
     )
-    blocks = num_kv_blocks(request)
-    log.info(
-        "KV cache: %.2f GiB, %d tokens, %.1f sequences of full length",
-        blocks * block_bytes / GIB,
-        blocks * block_size,
-        blocks * block_size / max_model_len,
-    )
-    return blocks
+    return num_kv_blocks(request)

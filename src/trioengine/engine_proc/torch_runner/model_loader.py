@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trioengine.engine_proc.machine import fast_bfloat16
+from trioengine.engine_proc.kv_sizing import require_memory
+from trioengine.engine_proc.machine import available_memory_bytes, fast_bfloat16
 from trioengine.engine_proc.torch_runner.attention import (
     PAGED,
     UnsupportedAttentionError,
@@ -21,6 +22,7 @@ from trioengine.engine_proc.torch_runner.attention import (
 from trioengine.engine_proc.torch_runner.probe import probe_layers
 from trioengine.engine_proc.torch_runner.rope import pin_rotary
 from trioengine.errors import ConfigError, EngineStartError
+from trioengine.models.safetensors_header import count_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +70,7 @@ def load_checkpoint(model_dir: Path, options: EngineOptions) -> Checkpoint:
     config = _read_config(model_dir)
     text_config = config.get_text_config(decoder=True)
     max_model_len = _resolve_max_model_len(text_config, options.max_model_len_tokens)
+    _require_memory(model_dir, dtype, device)
     network = _read_network(model_dir, config, dtype, device)
     pin_rotary(network, max_model_len)
     try:
@@ -122,6 +125,18 @@ def _read_config(model_dir: Path) -> Any:
         return AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a damaged file makes transformers raise
         raise _does_not_load(model_dir, error) from error
+
+
+def _require_memory(model_dir: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights that do not fit. They come by way of the host's memory in any case."""
+    try:
+        num_weights, _ = count_weights(model_dir)
+    except ConfigError as error:
+        raise _does_not_load(model_dir, error) from error
+    needed = num_weights * dtype.itemsize
+    require_memory("the weights", needed, available_memory_bytes())
+    if device.type == "cuda":
+        require_memory("the weights", needed, torch.cuda.mem_get_info()[0])
 
 
 def _read_network(

@@ -50,6 +50,6 @@ def _cache_request(checkpoint: Checkpoint, options: EngineOptions) -> KVCacheReq
         max_model_len=checkpoint.max_model_len,
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS[checkpoint.device.type],
         free_bytes=torch.cuda.mem_get_info()[0] if on_cuda else available_memory_bytes(),
-        share=CUDA_SHARE if on_cuda else CPU_SHARE,
+        share=options.kv_cache_share or (CUDA_SHARE if on_cuda else CPU_SHARE),
         budget_gib=options.kv_cache_memory_gib,
     )
