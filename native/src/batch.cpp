@@ -49,6 +49,46 @@ void check_unit(const char* array, const float* values, int count, bool zero_all
   }
 }
 
+void check_starts(const char* array, const int32_t* starts, int rows, int entries) {
+  if (starts[0] != 0) refuse(std::string(array) + " must begin with 0");
+  for (int i = 0; i < rows; ++i) {
+    if (starts[i + 1] < starts[i]) refuse(at(array, i + 1) + " falls");
+  }
+  if (starts[rows] != entries) refuse(std::string(array) + " must end with the number of entries");
+}
+
+// Written so that a NaN fails.
+void check_finite(const char* array, const float* values, int count, bool positive) {
+  for (int i = 0; i < count; ++i) {
+    if (!(std::isfinite(values[i]) && (values[i] > 0.0f || !positive))) {
+      refuse(at(array, i) + " is " + std::to_string(values[i]));
+    }
+  }
+}
+
+void check_edits(const StepView& step, int vocab_size) {
+  const AllowView& allow = step.edits.allow;
+  if (allow.row_masks != nullptr) {
+    check_range("allow.row_masks", allow.row_masks, step.num_rows, -1, allow.masks);
+    if (allow.width != (vocab_size + 31) / 32) refuse("allow.words do not fit the vocabulary");
+  }
+  const BiasView& bias = step.edits.bias;
+  if (bias.starts != nullptr) {
+    check_starts("bias.starts", bias.starts, step.num_rows, bias.entries);
+    check_range("bias.token_ids", bias.token_ids, bias.entries, 0, vocab_size);
+    check_finite("bias.values", bias.values, bias.entries, false);
+  }
+  const PenaltiesView& penalties = step.edits.penalties;
+  if (penalties.starts != nullptr) {
+    check_starts("penalties.starts", penalties.starts, step.num_rows, penalties.entries);
+    check_range("penalties.token_ids", penalties.token_ids, penalties.entries, 0, vocab_size);
+    check_range("penalties.counts", penalties.counts, penalties.entries, 0, INT32_MAX);
+    check_finite("penalties.presence", penalties.presence, step.num_rows, false);
+    check_finite("penalties.frequency", penalties.frequency, step.num_rows, false);
+    check_finite("penalties.repetition", penalties.repetition, step.num_rows, true);
+  }
+}
+
 void check_sampling(const StepView& step, int vocab_size) {
   for (int i = 0; i < step.num_rows; ++i) {
     if (!(step.temperature[i] >= 0.0f && std::isfinite(step.temperature[i]))) {
@@ -58,7 +98,14 @@ void check_sampling(const StepView& step, int vocab_size) {
   }
   check_unit("top_p", step.top_p, step.num_rows, false);
   check_unit("min_p", step.min_p, step.num_rows, true);
-  for (const TokenMask& mask : step.masks) {
+  check_edits(step, vocab_size);
+  if (step.targets != nullptr) {
+    check_range("targets", step.targets, step.num_rows, -1, vocab_size);
+  }
+  if (step.logprobs_k != nullptr) {
+    check_range("logprobs_k", step.logprobs_k, step.num_rows, -1, vocab_size + 1);
+  }
+  for (const TokenMask& mask : step.edits.masks) {
     if (mask.row < 0 || mask.row >= step.num_rows) {
       refuse("masked_token_ids: row " + std::to_string(mask.row) + " is not in [0, " +
              std::to_string(step.num_rows) + ")");

@@ -4,13 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace trioengine {
+#include "row_edits.h"
 
-// Mask of one logits row: these token ids count as -inf.
-struct TokenMask {
-  int row;
-  std::vector<int32_t> token_ids;
-};
+namespace trioengine {
 
 // Views of the arrays of a StepBatch; see engine_proc/runner.py for what they mean.
 struct StepView {
@@ -31,7 +27,9 @@ struct StepView {
   const float* min_p = nullptr;
   const uint64_t* seeds = nullptr;
   const int64_t* sample_positions = nullptr;
-  std::vector<TokenMask> masks;
+  EditsView edits;
+  const int32_t* logprobs_k = nullptr;  // null: no row of this step wants any
+  const int32_t* targets = nullptr;     // null: every row samples
 };
 
 struct StepLimits {

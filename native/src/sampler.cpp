@@ -9,7 +9,6 @@
 namespace trioengine {
 namespace {
 
-constexpr int kUnitColumns = kHeadUnitPanels * kLanes;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Tokens this far (in units of the temperature) below the likeliest are looked at first when only
 // top_p filters: together they hold the nucleus of nearly every distribution.
@@ -19,10 +18,6 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
-}
-
-int unit_count(const LogitsRow& row, int unit) {
-  return std::min(kUnitColumns, row.vocab_size - unit * kUnitColumns);
 }
 
 Peak peak_of(const LogitsRow& row) {
@@ -41,23 +36,16 @@ double uniform_of(uint64_t seed, int64_t position) {
   return static_cast<double>(mix(state) >> 11) * 0x1p-53;
 }
 
-void Sampler::mask(const LogitsRow& row, const std::vector<int32_t>& token_ids) {
-  for (const int32_t id : token_ids) row.logits[id] = kMinusInfinity;
-  for (const int32_t id : token_ids) {
-    const int unit = id / kUnitColumns, first = unit * kUnitColumns;
-    if (row.logits[row.peaks[unit].index] == row.peaks[unit].value) continue;
-    const float* most =
-        std::max_element(row.logits + first, row.logits + first + unit_count(row, unit));
-    row.peaks[unit] = {*most, static_cast<int32_t>(most - row.logits)};
-  }
+int32_t Sampler::likeliest(const LogitsRow& row) {
+  const Peak peak = peak_of(row);
+  return peak.value == kMinusInfinity ? kNoToken : peak.index;
 }
-
-int32_t Sampler::likeliest(const LogitsRow& row) { return peak_of(row).index; }
 
 int32_t Sampler::sample(const LogitsRow& row, const SamplingParams& params) {
   const Peak peak = peak_of(row);
   const float inverse = 1.0f / params.temperature;
-  // All masked, not a number, or a temperature so small that it is greedy in float.
+  if (peak.value == kMinusInfinity) return kNoToken;
+  // Not a number, or a temperature so small that it is greedy in float.
   if (!std::isfinite(peak.value) || !std::isfinite(inverse)) return peak.index;
   const bool has_top_k = params.top_k > 0 && params.top_k < row.vocab_size;
   if (!has_top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) {

@@ -4,17 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
+#include "row_edits.h"
 
 namespace trioengine {
 
-// A row of logits with the largest of each 64 columns beside it.
-struct LogitsRow {
-  float* logits;  // [vocab_size]; null where nothing but the likeliest token is asked for
-  Peak* peaks;    // [units]
-  int vocab_size;
-  int units;
-};
+constexpr int32_t kNoToken = -1;  // where no logit is above -inf
 
 struct SamplingParams {
   float temperature;
@@ -32,8 +26,6 @@ class Sampler {
  public:
   explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
-  // Sets the masked logits to -inf and mends the peaks.
-  static void mask(const LogitsRow& row, const std::vector<int32_t>& token_ids);
   static int32_t likeliest(const LogitsRow& row);
   // Filters in vLLM's order: temperature, min_p, top_k, top_p. Equally likely tokens rank by id.
   int32_t sample(const LogitsRow& row, const SamplingParams& params);

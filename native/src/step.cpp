@@ -116,7 +116,7 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
       phases_(static_cast<std::size_t>(
           kPhasesPerLayer * model_->shape().layers +
           kPhasesPerHead * ceil_div(options_.max_tokens, kHeadRows))),
-      samplers_(static_cast<std::size_t>(options_.threads), Sampler(kernels)) {}
+      samplers_(static_cast<std::size_t>(options_.threads), RowSampler(kernels)) {}
 
 KvLayer Runner::kv_layer(std::size_t layer) const {
   const ModelShape& shape = model_->shape();
@@ -170,10 +170,10 @@ class Runner::Pass {
         scratch_(own_.gemm.as<float>()),
         hidden_(space_.hidden.as<float>()) {}
 
-  void run(int32_t* tokens, float* logits) {
+  void run(const StepOutput& output) {
     for (std::size_t i = 0; i < model_.layers().size(); ++i) layer(i);
     for (int row = 0; row < step_.num_rows; row += kHeadRows) {
-      head(row, std::min(kHeadRows, step_.num_rows - row), tokens, logits);
+      head(row, std::min(kHeadRows, step_.num_rows - row), output);
     }
   }
 
@@ -356,7 +356,7 @@ class Runner::Pass {
   }
 
   // Logits rows [first, first + rows): final norm, head, tokens.
-  void head(int first, int rows, int32_t* tokens, float* logits) {
+  void head(int first, int rows, const StepOutput& output) {
     const Linear& w = model_.head();
     const Acts input = space_.head_input.view(forms_of(model_.head_weight()));
     next_phase().run(rows, 1, [&](int row) {
@@ -364,7 +364,7 @@ class Runner::Pass {
                     model_.final_norm(), shape_.eps, 1, input, row);
     });
     float* full[kHeadRows];
-    for (int row = 0; row < rows; ++row) full[row] = full_logits(first + row, row, logits);
+    for (int row = 0; row < rows; ++row) full[row] = full_logits(first + row, row, output.logits);
     LogitsTask task{space_.peaks.data(), ceil_div(w.panels, kHeadUnitPanels), full};
     gemm(w, input, rows, kHeadUnitPanels, kHeadGrain,
          [&](const GemmUnit& unit) { kernels_.gemm_logits(unit, task); });
@@ -372,7 +372,7 @@ class Runner::Pass {
       const LogitsRow line{full[row], space_.peaks.data() + static_cast<std::size_t>(row) *
                                                                 static_cast<std::size_t>(task.units),
                            shape_.vocab, task.units};
-      tokens[first + row] = pick(first + row, line);
+      output.tokens[first + row] = pick(first + row, line, output);
     });
   }
 
@@ -381,27 +381,51 @@ class Runner::Pass {
     if (logits != nullptr) {
       return logits + static_cast<std::size_t>(row) * static_cast<std::size_t>(shape_.vocab);
     }
-    if (step_.temperature[row] == 0.0f && mask_of(row) == nullptr) return nullptr;
+    if (step_.temperature[row] == 0.0f && !wants_logprobs(row) && !step_.edits.touch(row)) {
+      return nullptr;
+    }
     return space_.logits.as<float>() + static_cast<std::size_t>(slot) *
                                            static_cast<std::size_t>(model_.head().panels) * kLanes;
   }
 
-  const TokenMask* mask_of(int row) const {
-    for (const TokenMask& mask : step_.masks) {
-      if (mask.row == row) return &mask;
-    }
-    return nullptr;
+  bool wants_logprobs(int row) const {
+    return step_.logprobs_k != nullptr && step_.logprobs_k[row] >= 0;
   }
 
-  int32_t pick(int row, const LogitsRow& line) const {
-    for (const TokenMask& mask : step_.masks) {
-      if (mask.row == row) Sampler::mask(line, mask.token_ids);
+  // The token of a row, and its logprobs where they are wanted: those of the model's own logits,
+  // which therefore outlive what sampling does to them.
+  int32_t pick(int row, LogitsRow line, const StepOutput& output) const {
+    RowSampler& own = runner_.samplers_[thread_];
+    const float* const logits = line.logits;
+    const bool told = wants_logprobs(row);
+    const std::size_t top = static_cast<std::size_t>(row) *
+                            static_cast<std::size_t>(output.logprobs.width);
+    if (told) {
+      own.logprobs.read(line, step_.logprobs_k[row], output.logprobs.top_ids + top,
+                        output.logprobs.top + top);
     }
+    if (step_.edits.touch(row)) {
+      if (told || output.logits != nullptr) {
+        own.edited.assign(logits, logits + shape_.vocab);
+        line.logits = own.edited.data();
+      }
+      step_.edits.apply(row, line);
+    }
+    const int32_t target = step_.targets != nullptr ? step_.targets[row] : -1;
+    const int32_t token = target >= 0 ? target : sample(row, line);
+    if (told && token >= 0) {
+      output.logprobs.chosen[row] = own.logprobs.logprob(logits[token]);
+      output.logprobs.ranks[row] = LogprobsReader::rank(logits, shape_.vocab, logits[token]);
+    }
+    return token;
+  }
+
+  int32_t sample(int row, const LogitsRow& line) const {
     if (step_.temperature[row] == 0.0f) return Sampler::likeliest(line);
     const SamplingParams params{step_.temperature[row], step_.top_p[row], step_.top_k[row],
                                 step_.min_p[row],
                                 uniform_of(step_.seeds[row], step_.sample_positions[row])};
-    return runner_.samplers_[thread_].sample(line, params);
+    return runner_.samplers_[thread_].sampler.sample(line, params);
   }
 
   Runner& runner_;
@@ -417,12 +441,12 @@ class Runner::Pass {
   std::size_t phase_ = 0;
 };
 
-void Runner::execute(const StepView& step, int32_t* tokens, float* logits) {
+void Runner::execute(const StepView& step, const StepOutput& output) {
   checker_.check(step);
   prepare(step);
   pool_.run([&](int thread) {
     const unsigned before = kernels_.enter();
-    Pass(*this, step, thread).run(tokens, logits);
+    Pass(*this, step, thread).run(output);
     kernels_.leave(before);
   });
 }

@@ -15,11 +15,19 @@
 #include <vector>
 
 #include "batch.h"
+#include "row_logprobs.h"
 #include "sampler.h"
 #include "thread_pool.h"
 #include "workspace.h"
 
 namespace trioengine {
+
+// Where the results of a step go.
+struct StepOutput {
+  int32_t* tokens = nullptr;  // [num_rows]
+  LogprobsOut logprobs;       // of the rows that ask for them
+  float* logits = nullptr;    // [num_rows][vocab], as the model gives them; null: not wanted
+};
 
 struct RunnerOptions {
   int threads = 1;
@@ -34,9 +42,8 @@ class Runner {
   Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
          const RunnerOptions& options);
 
-  // Computes the step. `tokens` is [num_rows]; `logits` is [num_rows][vocab] or null.
   // Throws std::invalid_argument, with nothing changed, where the step is not sound.
-  void execute(const StepView& step, int32_t* tokens, float* logits);
+  void execute(const StepView& step, const StepOutput& output);
 
   const Model& model() const { return *model_; }
   const RunnerOptions& options() const { return options_; }
@@ -55,6 +62,14 @@ class Runner {
 
   class Pass;
 
+  // What one thread needs to give a row its token.
+  struct RowSampler {
+    explicit RowSampler(const KernelTable& kernels) : sampler(kernels), logprobs(kernels) {}
+    Sampler sampler;
+    LogprobsReader logprobs;
+    std::vector<float> edited;  // a copy of a row whose own logits must stay
+  };
+
   void prepare(const StepView& step);
   KvLayer kv_layer(std::size_t layer) const;
 
@@ -66,7 +81,7 @@ class Runner {
   Workspace space_;
   HugeBuffer cache_;
   std::vector<Phase> phases_;
-  std::vector<Sampler> samplers_;
+  std::vector<RowSampler> samplers_;  // one per thread
   std::vector<Span> spans_;
 };
 

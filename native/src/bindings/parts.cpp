@@ -64,7 +64,8 @@ std::vector<int32_t> sample(const nb::ndarray<float, nb::ndim<2>, nb::c_contig, 
       min_p.size() != rows || uniforms.size() != rows) {
     refuse("one parameter per row is needed");
   }
-  const std::vector<TokenMask> checked = to_masks(masks);
+  EditsView edits;
+  edits.masks = to_masks(masks);
   Sampler sampler(choose_kernels(isa));
   std::vector<int32_t> tokens;
   constexpr int kColumns = kHeadUnitPanels * kLanes;
@@ -76,12 +77,12 @@ std::vector<int32_t> sample(const nb::ndarray<float, nb::ndim<2>, nb::c_contig, 
       if (i % kColumns == 0 || row[i] > peak.value) peak = {row[i], i};
     }
     const LogitsRow line{row, peaks.data(), vocab, static_cast<int>(peaks.size())};
-    for (const TokenMask& mask : checked) {
+    for (const TokenMask& mask : edits.masks) {
       for (const int32_t id : mask.token_ids) {
         if (id < 0 || id >= vocab) refuse("masked id out of range");
       }
-      if (mask.row == static_cast<int>(r)) Sampler::mask(line, mask.token_ids);
     }
+    edits.apply(static_cast<int>(r), line);
     if (temperature[r] == 0.0f) {
       tokens.push_back(Sampler::likeliest(line));
     } else {

@@ -3,12 +3,16 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "../cpu.h"
@@ -31,10 +35,10 @@ class GuardedRunner {
 
   const Runner& get() const { return runner_; }
 
-  void execute(const StepView& step, int32_t* tokens, float* logits) {
+  void execute(const StepView& step, const StepOutput& output) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) throw std::runtime_error("a step is running already");
-    runner_.execute(step, tokens, logits);
+    runner_.execute(step, output);
   }
 
  private:
@@ -80,8 +84,86 @@ StepView to_step(const StepArrays& arrays, const Masks& masks) {
   step.seeds = dense<uint64_t>(arrays.seeds, "seeds", step.num_rows);
   step.sample_positions =
       dense<int64_t>(arrays.sample_positions, "sampling positions", step.num_rows);
-  step.masks = to_masks(masks);
+  step.edits.masks = to_masks(masks);
   return step;
+}
+
+// The optional arrays of SamplingRows, as tuples in the order of their fields.
+using AllowArrays = std::optional<std::tuple<AnyArray, AnyArray>>;
+using BiasArrays = std::optional<std::tuple<AnyArray, AnyArray, AnyArray>>;
+using PenaltyArrays =
+    std::optional<std::tuple<AnyArray, AnyArray, AnyArray, AnyArray, AnyArray, AnyArray>>;
+using MaybeArray = std::optional<AnyArray>;
+
+AllowView to_allow(const AllowArrays& arrays, int rows) {
+  AllowView view;
+  if (!arrays.has_value()) return view;
+  const auto& [words, row_masks] = *arrays;
+  view.words = dense<uint32_t>(words, "allow.words", std::size_t{2});
+  view.masks = static_cast<int>(words.shape(0));
+  view.width = static_cast<int>(words.shape(1));
+  view.row_masks = dense<int32_t>(row_masks, "allow.row_masks", rows);
+  return view;
+}
+
+BiasView to_bias(const BiasArrays& arrays, int rows) {
+  BiasView view;
+  if (!arrays.has_value()) return view;
+  const auto& [starts, token_ids, values] = *arrays;
+  view.starts = dense<int32_t>(starts, "bias.starts", rows + 1);
+  view.token_ids = dense<int32_t>(token_ids, "bias.token_ids", std::size_t{1});
+  view.entries = static_cast<int>(token_ids.shape(0));
+  view.values = dense<float>(values, "bias.values", view.entries);
+  return view;
+}
+
+PenaltiesView to_penalties(const PenaltyArrays& arrays, int rows) {
+  PenaltiesView view;
+  if (!arrays.has_value()) return view;
+  const auto& [presence, frequency, repetition, starts, token_ids, counts] = *arrays;
+  view.presence = dense<float>(presence, "penalties.presence", rows);
+  view.frequency = dense<float>(frequency, "penalties.frequency", rows);
+  view.repetition = dense<float>(repetition, "penalties.repetition", rows);
+  view.starts = dense<int32_t>(starts, "penalties.starts", rows + 1);
+  view.token_ids = dense<int32_t>(token_ids, "penalties.token_ids", std::size_t{1});
+  view.entries = static_cast<int>(token_ids.shape(0));
+  view.counts = dense<int32_t>(counts, "penalties.counts", view.entries);
+  return view;
+}
+
+const int32_t* to_column(const MaybeArray& array, const char* name, int rows) {
+  return array.has_value() ? dense<int32_t>(*array, name, rows) : nullptr;
+}
+
+// Arrays for the logprobs of a step; they belong to Python.
+struct LogprobArrays {
+  LogprobArrays(std::size_t rows, std::size_t width)
+      : chosen(make_array<float>({rows})),
+        ranks(make_array<int32_t>({rows})),
+        top_ids(make_array<int32_t>({rows, width})),
+        top(make_array<float>({rows, width})) {
+    // What no row fills is at least sound.
+    std::fill(chosen.data(), chosen.data() + rows, kLeastLogprob);
+    std::fill(ranks.data(), ranks.data() + rows, 0);
+    std::fill(top_ids.data(), top_ids.data() + rows * width, -1);
+    std::fill(top.data(), top.data() + rows * width, kLeastLogprob);
+  }
+
+  LogprobsOut view(int width) {
+    return {chosen.data(), ranks.data(), top_ids.data(), top.data(), width};
+  }
+
+  nb::ndarray<nb::numpy, float> chosen;
+  nb::ndarray<nb::numpy, int32_t> ranks;
+  nb::ndarray<nb::numpy, int32_t> top_ids;
+  nb::ndarray<nb::numpy, float> top;
+};
+
+// The most that any row wants, within what a check that comes later allows.
+int widest(const StepView& step, int vocab) {
+  int width = 0;
+  for (int i = 0; i < step.num_rows; ++i) width = std::max(width, step.logprobs_k[i]);
+  return std::min(width, vocab);
 }
 
 nb::object execute(GuardedRunner& self, const AnyArray& token_ids, const AnyArray& positions,
@@ -89,26 +171,39 @@ nb::object execute(GuardedRunner& self, const AnyArray& token_ids, const AnyArra
                    const AnyArray& block_tables, const AnyArray& logits_rows,
                    const AnyArray& temperature, const AnyArray& top_p, const AnyArray& top_k,
                    const AnyArray& min_p, const AnyArray& seeds, const AnyArray& sample_positions,
-                   const Masks& masks, bool want_logits) {
+                   const Masks& masks, const AllowArrays& allow, const BiasArrays& bias,
+                   const PenaltyArrays& penalties, const MaybeArray& logprobs_k,
+                   const MaybeArray& targets, bool want_logits) {
   const StepArrays arrays{token_ids,   positions, query_start, seq_lens, block_tables, logits_rows,
                           temperature, top_p,     top_k,       min_p,    seeds, sample_positions};
-  const StepView step = to_step(arrays, masks);
+  StepView step = to_step(arrays, masks);
+  step.edits.allow = to_allow(allow, step.num_rows);
+  step.edits.bias = to_bias(bias, step.num_rows);
+  step.edits.penalties = to_penalties(penalties, step.num_rows);
+  step.logprobs_k = to_column(logprobs_k, "logprobs_k", step.num_rows);
+  step.targets = to_column(targets, "targets", step.num_rows);
+  const int vocab = self.get().model().shape().vocab;
   const std::size_t rows = static_cast<std::size_t>(step.num_rows);
   auto tokens = make_array<int32_t>({rows});
-  if (!want_logits) {
-    {
-      const nb::gil_scoped_release unlocked;
-      self.execute(step, tokens.data(), nullptr);
-    }
-    return nb::make_tuple(tokens, nb::none());
+  nb::object logits = nb::none(), logprobs = nb::none();
+  StepOutput output;
+  output.tokens = tokens.data();
+  if (want_logits) {
+    auto array = make_array<float>({rows, static_cast<std::size_t>(vocab)});
+    output.logits = array.data();
+    logits = nb::cast(array);
   }
-  const std::size_t vocab = static_cast<std::size_t>(self.get().model().shape().vocab);
-  auto logits = make_array<float>({rows, vocab});
+  if (step.logprobs_k != nullptr) {
+    const int width = widest(step, vocab);
+    LogprobArrays made(rows, static_cast<std::size_t>(width));
+    output.logprobs = made.view(width);
+    logprobs = nb::make_tuple(made.chosen, made.ranks, made.top_ids, made.top);
+  }
   {
     const nb::gil_scoped_release unlocked;
-    self.execute(step, tokens.data(), logits.data());
+    self.execute(step, output);
   }
-  return nb::make_tuple(tokens, logits);
+  return nb::make_tuple(tokens, logprobs, logits);
 }
 
 }  // namespace
@@ -129,7 +224,8 @@ void bind_runner(nb::module_& m) {
            "max_tokens"_a, "num_blocks"_a, "block_size"_a)
       .def("execute", &execute, "token_ids"_a, "positions"_a, "query_start"_a, "seq_lens"_a,
            "block_tables"_a, "logits_rows"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a,
-           "seeds"_a, "sample_positions"_a, "masks"_a, "want_logits"_a)
+           "seeds"_a, "sample_positions"_a, "masks"_a, "allow"_a.none(), "bias"_a.none(),
+           "penalties"_a.none(), "logprobs_k"_a.none(), "targets"_a.none(), "want_logits"_a)
       .def_prop_ro("isa", [](const GuardedRunner& self) { return self.get().isa(); })
       .def_prop_ro("threads",
                    [](const GuardedRunner& self) { return self.get().options().threads; });

@@ -61,4 +61,7 @@ def _told(
 
 
 def _pairs(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
-    return list(zip(ids[:count], values[:count], strict=True))
+    pairs = list(zip(ids[:count], values[:count], strict=True))
+    while pairs and pairs[-1][0] < 0:  # the vocabulary has no more tokens
+        pairs.pop()
+    return pairs

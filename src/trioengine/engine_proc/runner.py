@@ -110,7 +110,8 @@ class SamplingRows:
         logprobs_k: int32, how many of the likeliest tokens are reported beside the row's own, -1
             where nothing is. ``None``: no row wants any.
         targets: int32, the token that comes in any case, whose logprob is wanted (a token of the
-            prompt); -1 where one is sampled. ``None``: every row samples.
+            prompt); -1 where one is sampled. Rows with a target come behind all that sample, and
+            ask for nothing but logprobs. ``None``: every row samples.
 
     What is ``None`` costs nothing. Logits pass through, in this order: ``allow`` and
     ``masked_token_ids``, ``bias``, ``penalties``, then temperature, ``min_p``, ``top_k``,
@@ -170,8 +171,8 @@ class RowLogprobs:
         chosen: float32 ``[num_rows]``, of the row's token. Never NaN, never below
             ``LEAST_LOGPROB``.
         ranks: int32 ``[num_rows]``, 1 + how many tokens are likelier than it.
-        top_ids: int32 ``[num_rows, width]``, the likeliest first, of equals the lower id first;
-            ``width`` is the largest ``logprobs_k``, at least 0.
+        top_ids: int32 ``[num_rows, width]``, the likeliest first, -1 behind the last token that
+            has a place; ``width`` is the largest ``logprobs_k``, at least 0.
         top: float32 ``[num_rows, width]``, of ``top_ids``.
     """
 
@@ -186,8 +187,8 @@ class StepResult:
     """What a step gave.
 
     Attributes:
-        tokens: int32 ``[num_rows]``: sampled, or the row's target. ``NO_TOKEN`` where masks leave
-            nothing that has a finite logit.
+        tokens: int32 ``[num_rows]``: sampled, or the row's target. ``NO_TOKEN`` where no logit is
+            left above minus infinity.
         logprobs: Where ``logprobs_k`` was given, else ``None``.
     """
 

@@ -49,4 +49,5 @@ def sim_logprobs(
 
 def _logprob(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     halvings = (steps + 1) * -math.log(2)
-    return np.maximum(halvings, LEAST_LOGPROB).astype(np.float32)
+    logprobs: npt.NDArray[np.float32] = np.maximum(halvings, LEAST_LOGPROB).astype(np.float32)
+    return logprobs

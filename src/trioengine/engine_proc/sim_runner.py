@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import numpy as np
 
-from trioengine.engine_proc.runner import StepResult
+from trioengine.engine_proc.runner import NO_TOKEN, StepResult
+from trioengine.engine_proc.sim_logits import edit_row, edited_rows, sim_logits
 from trioengine.engine_proc.sim_logprobs import sim_logprobs
 from trioengine.errors import ConfigError
 from trioengine.protocol import ModelInfo
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from trioengine.config import EngineOptions
-    from trioengine.engine_proc.runner import StepBatch
+    from trioengine.engine_proc.runner import SamplingRows, StepBatch
 
 __all__ = ["SimModelRunner", "SimScript", "sim_tokens"]
 
@@ -192,15 +193,14 @@ class SimModelRunner:
         tokens = _say(hashes, self.speakable)
         if self.script.eos_probability:
             self._end_some(tokens, hashes)
-        for row, masked in rows.masked_token_ids:
-            tokens[row] = self._unmasked(int(tokens[row]), int(hashes[row]), set(masked))
+        first = (hashes % np.uint64(len(self.speakable))).astype(np.int64)
+        self._edit(rows, first, tokens)
+        if self._step == self.script.bad_token_at_step and len(tokens):
+            tokens[0] = self.model.vocab_size
         if rows.targets is not None:
             tokens = np.where(rows.targets >= 0, rows.targets, tokens)
-        if self._step == self.script.bad_token_at_step and len(tokens):
-            tokens[0] = -1
         if rows.logprobs_k is None:
             return StepResult(tokens)
-        first = (hashes % np.uint64(len(self.speakable))).astype(np.int64)
         width = max(0, int(rows.logprobs_k.max(initial=0)))
         return StepResult(tokens, sim_logprobs(tokens, first, self.speakable, width))
 
@@ -220,12 +220,30 @@ class SimModelRunner:
         chance = _mix(hashes ^ _EOS_SALT) / np.float64(2**64)
         tokens[chance < self.script.eos_probability] = self.model.eos_token_ids[0]
 
+    def _edit(
+        self, rows: SamplingRows, first: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]
+    ) -> None:
+        """Put other tokens in place of those that masks, biases and penalties rule out."""
+        edited = edited_rows(rows)
+        for row in edited:
+            logits = sim_logits(
+                int(tokens[row]), int(first[row]), self.speakable, self.model.vocab_size
+            )
+            tokens[row] = edit_row(logits, rows, row)
+        masked: dict[int, set[int]] = {}
+        for row, ids in rows.masked_token_ids:
+            masked.setdefault(row, set()).update(ids)
+        for row in masked.keys() - set(edited):
+            tokens[row] = self._unmasked(int(tokens[row]), int(first[row]), masked[row])
+
     def _unmasked(self, token: int, index: int, masked: set[int]) -> int:
         """Say the next speakable word instead of a masked one."""
-        while token in masked:
+        for _ in range(len(self.speakable) + 1):
+            if token not in masked:
+                return token
             index += 1
             token = int(self.speakable[index % len(self.speakable)])
-        return token
+        return NO_TOKEN
 
     def call(self, method: str, args: dict[str, object]) -> object:
         """Raise ``KeyError``: it has no arithmetic to control."""

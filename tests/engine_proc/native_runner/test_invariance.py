@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from helpers.numpy_llama import TinyShape
 from helpers.reference import GREEDY, LogitsTap, MiniScheduler, Sampling, Seq
-from trioengine.engine_proc.runner import StepResult
 
 if TYPE_CHECKING:
     from helpers.native_fixtures import OpenTiny
     from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
-    from trioengine.engine_proc.runner import ModelRunner, StepBatch
+    from trioengine.engine_proc.runner import ModelRunner, StepBatch, StepResult
 
 SHAPES = {
     "gqa3": TinyShape(head_dim=64, heads=9, kv_heads=3, hidden=96, layers=2),
@@ -35,8 +34,8 @@ class Tapped:
         self._runner = runner
 
     def execute(self, batch: StepBatch) -> StepResult:
-        tokens, self.tap.last = self._runner.logits(batch)
-        return StepResult(tokens)
+        result, self.tap.last = self._runner.logits(batch)
+        return result
 
     def call(self, method: str, args: dict[str, object]) -> object:
         return self._runner.call(method, args)

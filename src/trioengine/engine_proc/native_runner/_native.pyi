@@ -9,6 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 _Masks = Sequence[tuple[int, Sequence[int]]]
+_Arrays = tuple[npt.NDArray[Any], ...]
+_Logprobs = tuple[
+    npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]
+]
 
 class Arena:
     def __init__(self) -> None: ...
@@ -88,8 +92,13 @@ class Runner:
         seeds: npt.NDArray[Any],
         sample_positions: npt.NDArray[Any],
         masks: _Masks,
+        allow: _Arrays | None,
+        bias: _Arrays | None,
+        penalties: _Arrays | None,
+        logprobs_k: npt.NDArray[Any] | None,
+        targets: npt.NDArray[Any] | None,
         want_logits: bool,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]: ...
+    ) -> tuple[npt.NDArray[np.int32], _Logprobs | None, npt.NDArray[np.float32] | None]: ...
     @property
     def isa(self) -> str: ...
     @property

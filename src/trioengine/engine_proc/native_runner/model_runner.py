@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trioengine.engine_proc.runner import StepResult
+from trioengine.engine_proc.runner import RowLogprobs, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from trioengine.engine_proc.native_runner import _native
-    from trioengine.engine_proc.runner import StepBatch
+    from trioengine.engine_proc.runner import AllowMasks, LogitBias, Penalties, StepBatch
     from trioengine.protocol import ModelInfo
 
 __all__ = ["NativeModelRunner"]
@@ -47,26 +47,27 @@ class NativeModelRunner:
                 nothing was changed.
             RuntimeError: The runner is closed, or another thread is in a step.
         """
-        tokens, _ = self._call(batch, want_logits=False)
-        return StepResult(tokens)
+        result, _ = self._call(batch, want_logits=False)
+        return result
 
-    def logits(self, batch: StepBatch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Compute one step; return the sampled ids and the logits, float32 ``[num_rows, vocab]``.
+    def logits(self, batch: StepBatch) -> tuple[StepResult, npt.NDArray[np.float32]]:
+        """Compute one step; return its result and the logits, float32 ``[num_rows, vocab]``.
 
-        Masked token ids are -inf in the logits. Raises as ``execute`` does.
+        The logits are the model's own, before masks, biases and penalties. Raises as ``execute``
+        does.
         """
-        tokens, logits = self._call(batch, want_logits=True)
+        result, logits = self._call(batch, want_logits=True)
         if logits is None:  # never: they were asked for
             raise RuntimeError("the extension returned no logits")
-        return tokens, logits
+        return result, logits
 
     def _call(
         self, batch: StepBatch, *, want_logits: bool
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+    ) -> tuple[StepResult, npt.NDArray[np.float32] | None]:
         if self._runner is None:
             raise RuntimeError("the runner is closed")
         rows = batch.sampling
-        return self._runner.execute(
+        tokens, logprobs, logits = self._runner.execute(
             batch.token_ids,
             batch.positions,
             batch.query_start,
@@ -80,8 +81,14 @@ class NativeModelRunner:
             rows.seeds,
             rows.positions,
             rows.masked_token_ids,
+            _fields(rows.allow),
+            _fields(rows.bias),
+            _fields(rows.penalties),
+            rows.logprobs_k,
+            rows.targets,
             want_logits,
         )
+        return StepResult(tokens, None if logprobs is None else RowLogprobs(*logprobs)), logits
 
     def call(self, method: str, args: dict[str, object]) -> object:
         """Refuse: there is no control method that concerns the arithmetic.
@@ -94,3 +101,12 @@ class NativeModelRunner:
     def close(self) -> None:
         """Free weights and cache. Idempotent; nothing may be computed afterwards."""
         self._runner = None
+
+
+def _fields(
+    arrays: AllowMasks | LogitBias | Penalties | None,
+) -> tuple[npt.NDArray[Any], ...] | None:
+    """Return the arrays in the order of their fields, which is that of the extension."""
+    if arrays is None:
+        return None
+    return tuple(getattr(arrays, name) for name in arrays.__slots__)

@@ -18,8 +18,10 @@ import torch
 
 from trioengine.engine_proc.runner import StepResult
 from trioengine.engine_proc.torch_runner.attention import PagedAttention, bind
+from trioengine.engine_proc.torch_runner.logit_edits import has_edits
 from trioengine.engine_proc.torch_runner.paged_cache import LayerCache
 from trioengine.engine_proc.torch_runner.profiler import TorchProfiler
+from trioengine.engine_proc.torch_runner.row_logprobs import read_logprobs
 from trioengine.engine_proc.torch_runner.sampler import sample
 from trioengine.engine_proc.torch_runner.step_plan import StepPlan, to_device
 from trioengine.errors import InvalidRequestError
@@ -28,7 +30,7 @@ from trioengine.protocol import ModelInfo
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from trioengine.engine_proc.runner import StepBatch
+    from trioengine.engine_proc.runner import SamplingRows, StepBatch
     from trioengine.engine_proc.torch_runner.model_loader import Checkpoint
 
 __all__ = ["TorchModelRunner"]
@@ -71,8 +73,7 @@ class TorchModelRunner:
             logits = self.logits(batch)
             if not len(logits):
                 return StepResult(np.empty(0, np.int32))
-            tokens = sample(logits, batch.sampling)
-            return StepResult(tokens.to(torch.int32).cpu().numpy())
+            return _finish(logits, batch.sampling)
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the step and return its logits, ``[num_rows, vocab]`` in the network's dtype.
@@ -124,6 +125,25 @@ class TorchModelRunner:
         self._attention = PagedAttention([])
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _finish(logits: torch.Tensor, rows: SamplingRows) -> StepResult:
+    """Give every row its token, and logprobs where they are wanted."""
+    num_sampled = len(logits) if rows.targets is None else int((rows.targets < 0).sum())
+    sampled = logits[:num_sampled]
+    if rows.logprobs_k is None:
+        return StepResult(_to_numpy(sample(sampled, rows)))
+    if sampled.dtype == torch.float32 and has_edits(rows):
+        sampled = sampled.clone()  # logprobs are of the logits before the edits
+    tokens = _to_numpy(sample(sampled, rows))
+    if rows.targets is not None:
+        tokens = np.concatenate([tokens, rows.targets[num_sampled:]])
+    return StepResult(tokens, read_logprobs(logits, tokens, rows.logprobs_k))
+
+
+def _to_numpy(tokens: torch.Tensor) -> npt.NDArray[np.int32]:
+    sampled: npt.NDArray[np.int32] = tokens.to(torch.int32).cpu().numpy()
+    return sampled
 
 
 def _describe(checkpoint: Checkpoint) -> ModelInfo:

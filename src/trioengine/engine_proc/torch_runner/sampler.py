@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from trioengine.engine_proc.runner import NO_TOKEN
+from trioengine.engine_proc.torch_runner.logit_edits import edit_logits
 from trioengine.engine_proc.uniform import uniforms
 
 if TYPE_CHECKING:
@@ -40,16 +42,25 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         rows: How to pick, one entry per row.
 
     Returns:
-        int64 ``[num_rows]``, on the device of the logits.
+        int64 ``[num_rows]``, on the device of the logits; ``NO_TOKEN`` where no logit is left
+        above minus infinity.
 
     Source: nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1; min-p, Nguyen et
     al. 2024, arXiv:2407.01082, section 3.
     """
     logits = logits.float()
-    _mask(logits, rows.masked_token_ids)
-    tokens = logits.max(dim=-1).indices  # the first one of equals, and faster than argmax
-    if rows.all_greedy:
-        return tokens
+    edit_logits(logits, rows)
+    values, tokens = logits.max(dim=-1)  # the first one of equals, and faster than argmax
+    if bool(values.isnan().any()):  # a broken model: what is no number does not count
+        logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        values, tokens = logits.max(dim=-1)
+    if not rows.all_greedy:
+        _draw(logits, rows, tokens)
+    return torch.where(values > -torch.inf, tokens, NO_TOKEN)
+
+
+def _draw(logits: torch.Tensor, rows: SamplingRows, tokens: torch.Tensor) -> None:
+    """Put what is drawn in place of the likeliest token, where a row is not greedy."""
     filtered = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
     warm = rows.temperature > 0.0
     uniform = uniforms(rows.seeds, rows.positions)
@@ -59,17 +70,6 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
             index = torch.from_numpy(chosen).to(logits.device)
             picked = _Rows.select(logits, index, chosen, rows, uniform)
             tokens[index] = draw(picked)
-    return tokens
-
-
-def _mask(logits: torch.Tensor, masked: list[tuple[int, list[int]]]) -> None:
-    """Set the logits of masked (row, token ids) pairs to -inf, in place."""
-    if not masked:
-        return
-    row = np.repeat([row for row, _ in masked], [len(ids) for _, ids in masked])
-    ids = np.concatenate([np.asarray(ids, np.int64) for _, ids in masked])
-    index = torch.from_numpy(row.astype(np.int64)), torch.from_numpy(ids)
-    logits[index[0].to(logits.device), index[1].to(logits.device)] = -torch.inf
 
 
 @dataclasses.dataclass(slots=True)

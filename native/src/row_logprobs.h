@@ -1,0 +1,49 @@
+// Log-probabilities of single tokens from a row of logits.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "row_edits.h"
+
+namespace trioengine {
+
+constexpr float kLeastLogprob = -9999.0f;  // stands for -inf and for what is no number
+
+// Where the logprobs of a step go; see RowLogprobs in engine_proc/runner.py.
+struct LogprobsOut {
+  float* chosen = nullptr;     // [num_rows]
+  int32_t* ranks = nullptr;    // [num_rows]
+  int32_t* top_ids = nullptr;  // [num_rows][width], -1 where there are no more tokens
+  float* top = nullptr;        // [num_rows][width]
+  int width = 0;
+};
+
+// One thread's. Works on logits that nobody has changed.
+class LogprobsReader {
+ public:
+  explicit LogprobsReader(const KernelTable& kernels) : kernels_(kernels) {}
+
+  // Takes in a row: its normaliser and its `count` likeliest tokens, equals by id.
+  void read(const LogitsRow& row, int count, int32_t* top_ids, float* top);
+  // Of a token of the row that was read last; `logits` are that row's, unchanged or a copy.
+  float logprob(float logit) const;
+  static int32_t rank(const float* logits, int vocab_size, float logit);
+
+ private:
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+
+  double normaliser(const LogitsRow& row);
+  float bound(const LogitsRow& row, int count);
+  void collect(const LogitsRow& row, float threshold);
+
+  const KernelTable& kernels_;
+  double normaliser_ = 0.0;
+  std::vector<float> values_;
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace trioengine
