@@ -55,6 +55,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         logprobs: One per entry of ``token_ids`` where they were asked for, else ``None``.
         prompt_logprobs: One per token of the prompt, ``None`` for the first, which nothing
             foretells; on the delta of the first token only.
+        embedding: Of an embedding model, instead of text: little-endian float32, on the terminal.
     """
 
     request_id: int
@@ -66,6 +67,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: bytes | None = None
 
     def merge(self, later: RequestOutput) -> None:
         """Append ``later``, the next delta of the same sequence, to this one."""
@@ -79,6 +81,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
+        self.embedding = later.embedding
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ __all__ = [
     "Call",
     "CallResult",
     "ClientMessage",
+    "EmbeddingInfo",
     "EngineLimits",
     "EngineMessage",
     "EngineStats",
@@ -90,6 +91,20 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
     """Leave the loop and exit with code 0."""
 
 
+class EmbeddingInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What an embedding model gives.
+
+    Attributes:
+        size: Numbers in an embedding.
+        any_dimensions: Any shorter prefix is an embedding, too.
+        dimensions: Which shorter prefixes are, where only some are.
+    """
+
+    size: int
+    any_dimensions: bool = False
+    dimensions: tuple[int, ...] = ()
+
+
 class ModelInfo(msgspec.Struct, array_like=True, frozen=True):
     """What ``/v1/models`` says about the model.
 
@@ -100,6 +115,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True):
         max_model_len: Prompt plus output tokens that one sequence can hold.
         vocab_size: Token ids are in [0, vocab_size).
         eos_token_ids: Ids that end a sequence unless ``ignore_eos``.
+        embedding: What an embedding model gives; ``None`` where the model generates text.
     """
 
     name: str
@@ -108,6 +124,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    embedding: EmbeddingInfo | None = None
 
 
 class EngineLimits(msgspec.Struct, array_like=True, frozen=True):

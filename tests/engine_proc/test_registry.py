@@ -10,6 +10,7 @@ import pytest
 
 from trioengine.config import EngineConfig, EngineOptions
 from trioengine.engine_proc import registry
+from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.registry import build_backend
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.errors import ConfigError
@@ -18,8 +19,6 @@ from trioengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from trioengine.engine_proc.core import EngineCore
 
 
 def build(model_dir: Path | None = None, **options: Any) -> EngineCore:
@@ -33,7 +32,9 @@ def build(model_dir: Path | None = None, **options: Any) -> EngineCore:
         heartbeat_path="",
         runtime_dir="",
     )
-    return build_backend(config, lambda phase, fraction: None)
+    backend = build_backend(config, lambda phase, fraction: None)
+    assert isinstance(backend, EngineCore)
+    return backend
 
 
 def test_the_simulated_engine_needs_nothing() -> None:

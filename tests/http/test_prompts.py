@@ -63,12 +63,12 @@ def test_ids_that_cannot_fit_are_refused_with_the_numbers(text: str) -> None:
 @pytest.mark.parametrize("item", ['"a"', "[1]"])
 def test_the_number_of_prompts_is_bounded(item: str) -> None:
     assert len(read("[" + ",".join([item] * MAX_PROMPTS) + "]")) == MAX_PROMPTS
-    with pytest.raises(InvalidRequestError, match="2048 prompts"):
+    with pytest.raises(InvalidRequestError, match="2048 entries"):
         read("[" + ",".join([item] * (MAX_PROMPTS + 1)) + "]")
 
 
 def test_brackets_are_counted_before_lists_are_made() -> None:
-    with pytest.raises(InvalidRequestError, match="2048 prompts"):
+    with pytest.raises(InvalidRequestError, match="2048 entries"):
         read("[" + "[]," * 200_000 + "[]]")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import text
 
 from helpers.api_world import CHAT, TOKENIZER, World, body_for, open_world
-from trioengine.http.tokenize import MAX_TOKENS
+from trioengine.http.prompts import MAX_IDS
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -89,7 +89,7 @@ def test_there_and_back(words: str) -> None:
         (DETOKENIZE, {"tokens": [-1]}, "tokens"),
         (DETOKENIZE, {"tokens": [2048]}, "tokens"),
         (DETOKENIZE, {"tokens": [2**70]}, "tokens"),
-        (DETOKENIZE, {"tokens": [0] * (MAX_TOKENS + 1)}, "tokens"),
+        (DETOKENIZE, {"tokens": [0] * (MAX_IDS + 1)}, "tokens"),
         (DETOKENIZE, [], None),
     ],
 )

@@ -12,17 +12,22 @@ import msgspec
 
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
+from trioengine.engine_proc.embedding_core import EmbeddingCore
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.errors import ConfigError
 from trioengine.models.checkpoint_files import eos_token_ids
+from trioengine.models.embedding_files import read_embedding_files
 from trioengine.text.vocabulary import SIMULATED_EOS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trioengine.config import EngineConfig, EngineOptions
+    from trioengine.engine_proc.backend import EngineBackend
     from trioengine.engine_proc.profiling import StepTimeline
     from trioengine.engine_proc.runner import ModelRunner
+    from trioengine.models.embedding_files import EmbeddingFiles
+    from trioengine.protocol import ModelInfo
     from trioengine.sampling_params import SamplingParams
 
     Progress = Callable[[str, float], None]
@@ -38,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def build_backend(
     config: EngineConfig, progress: Progress, timeline: StepTimeline | None = None
-) -> EngineCore:
+) -> EngineBackend:
     """Load what the configuration names.
 
     Args:
@@ -55,10 +60,12 @@ def build_backend(
         runner, vocab = _load_simulated(config, progress)
     else:
         model_dir = _require_model_dir(config)
+        if (files := read_embedding_files(model_dir)) is not None:
+            return _load_embedder(model_dir, files, config, progress)
         vocab = DetokenizerVocab.from_dir(model_dir)
         runner = _load_model(model_dir, options, progress)
     runner.model = msgspec.structs.replace(runner.model, name=config.model_name)
-    max_num_seqs = _max_num_seqs(options, runner)
+    max_num_seqs = _max_num_seqs(options, runner.model)
     return EngineCore(
         runner,
         functools.partial(_make_text, vocab),
@@ -83,11 +90,28 @@ def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:
     )
 
 
-def _max_num_seqs(options: EngineOptions, runner: ModelRunner) -> int:
+def _max_num_seqs(options: EngineOptions, model: ModelInfo) -> int:
     if options.max_num_seqs is not None:
         return options.max_num_seqs
-    default = MAX_NUM_SEQS_CUDA if "cuda" in runner.model.runner else MAX_NUM_SEQS_CPU
+    default = MAX_NUM_SEQS_CUDA if "cuda" in model.runner else MAX_NUM_SEQS_CPU
     return min(default, options.max_num_batched_tokens)
+
+
+def _load_embedder(
+    model_dir: Path, files: EmbeddingFiles, config: EngineConfig, progress: Progress
+) -> EngineBackend:
+    options = config.options
+    if options.backend == "native":
+        raise ConfigError("--engine native makes no embeddings; torch does")
+    from trioengine.engine_proc.torch_runner.embedder import load_embedder
+
+    runner = load_embedder(model_dir, files, options, progress)
+    runner.model = msgspec.structs.replace(runner.model, name=config.model_name)
+    return EmbeddingCore(
+        runner,
+        max_num_seqs=_max_num_seqs(options, runner.model),
+        max_num_batched_tokens=options.max_num_batched_tokens,
+    )
 
 
 def _load_simulated(

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
 from trioengine.errors import InternalError
 
 if TYPE_CHECKING:
-    from trioengine.http.narrate import Tally
+    from trioengine.outputs import Usage
 
-__all__ = ["QUIET_RULES", "AccessRecord"]
+__all__ = ["QUIET_RULES", "AccessRecord", "Tally"]
 
 logger = logging.getLogger(__name__)
 
 QUIET_RULES: Final = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number for it; never on the wire
 _MAX_PATH: Final = 200
+
+
+class Tally(Protocol):
+    """Counts the tokens of a request."""
+
+    @property
+    def usage(self) -> Usage:
+        """What has been counted so far."""
 
 
 @dataclasses.dataclass(slots=True)

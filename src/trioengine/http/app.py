@@ -20,6 +20,7 @@ from trioengine.http.chat import chat_routes
 from trioengine.http.completions import completion_routes
 from trioengine.http.connection import current_request, own_connections
 from trioengine.http.cors import Cors
+from trioengine.http.embeddings import embedding_routes
 from trioengine.http.errors import error_response
 from trioengine.http.exchange import Exchange
 from trioengine.http.front import Front
@@ -92,7 +93,7 @@ def create_app(
     described = openapi_routes(admin=config.enable_admin, keys=bool(all_keys(config)))
     for routes in (tokenize_routes(front), cancel_routes(front), described):
         app.register_blueprint(routes)
-    for routes in (completion_routes(front), chat_routes(front)):
+    for routes in (completion_routes(front), chat_routes(front), embedding_routes(front)):
         app.register_blueprint(routes)
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     )
     from trioengine.protocol import ModelInfo
 
-__all__ = ["TokenLimit", "check_chat", "check_completion", "check_model", "checked_params"]
+__all__ = [
+    "TokenLimit",
+    "check_chat",
+    "check_completion",
+    "check_model",
+    "check_scheduling",
+    "checked_params",
+]
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_PRIORITY: Final = 2**31 - 1
@@ -126,12 +133,7 @@ def checked_params(
     """
     _check_stream(body)
     _check_range("temperature", body.temperature, 0.0, MAX_TEMPERATURE)
-    _check_range("priority", body.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if body.timeout is not None and not 0.0 < body.timeout <= MAX_TIMEOUT_S:
-        raise InvalidRequestError(
-            f"timeout must be in (0, {MAX_TIMEOUT_S:g}] seconds, got {body.timeout:g}",
-            param="timeout",
-        )
+    check_scheduling(body.priority, body.timeout)
     _check_truncation(body.truncate_prompt_tokens, info.max_model_len)
     _check_bad_words(body.bad_words or ())
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
@@ -146,6 +148,20 @@ def checked_params(
         )
     _check_allowed(len(params.allowed_token_ids or ()), num_sequences)
     return params
+
+
+def check_scheduling(priority: int | None, timeout_s: float | None) -> None:
+    """Check when a request wants to be served.
+
+    Raises:
+        InvalidRequestError: A value is out of range.
+    """
+    _check_range("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if timeout_s is not None and not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(
+            f"timeout must be in (0, {MAX_TIMEOUT_S:g}] seconds, got {timeout_s:g}",
+            param="timeout",
+        )
 
 
 def _sampling_params(body: GenerationRequest, limit: TokenLimit) -> SamplingParams:

@@ -14,7 +14,7 @@ from trioengine.http.checks import TokenLimit, check_completion, check_model, ch
 from trioengine.http.convert import DEFAULT_MAX_TOKENS, bad_word_ids, make_job, truncator
 from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
-from trioengine.http.prompts import check_text_length, read_prompts
+from trioengine.http.prompts import MAX_IDS, check_text_length, read_prompts
 from trioengine.http.replies import CompletionReplies, completion_head
 from trioengine.http.schemas import CompletionRequest
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["CompletionsEndpoint", "completion_routes"]
 
 _IDS_PER_CHECKPOINT: Final = 65_536  # under 2 ms of decoding
-_MAX_IDS_TO_CUT: Final = 262_144  # of a prompt that is to be truncated
 
 
 class CompletionsEndpoint:
@@ -100,7 +99,7 @@ async def _read_prompts(front: Front, body: CompletionRequest) -> list[Given]:
     cuts = body.truncate_prompt_tokens is not None
     for prompt in read_prompts(
         body.prompt,
-        max_model_len=max(info.max_model_len, _MAX_IDS_TO_CUT) if cuts else info.max_model_len,
+        max_model_len=max(info.max_model_len, MAX_IDS) if cuts else info.max_model_len,
         vocab_size=info.vocab_size,
     ):
         if isinstance(prompt, str) and not cuts:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING
 
-from trioengine.errors import UnavailableError
+from trioengine.errors import InvalidRequestError, UnavailableError
 from trioengine.http.open_requests import OpenRequests
 from trioengine.version import __version__
 
@@ -53,6 +53,19 @@ class Front:
         """
         if (refusal := self.client.status.refusal()) is not None:
             raise refusal
+
+    def refuse_unless_generating(self) -> None:
+        """Raise for a request that wants text of a model that makes none.
+
+        Raises:
+            InvalidRequestError: It makes embeddings.
+        """
+        if self.model.embedding is not None:
+            raise InvalidRequestError(
+                f"The model '{self.model.name}' makes embeddings and generates no text; ask "
+                "/v1/embeddings.",
+                param="model",
+            )
 
     @property
     def model(self) -> ModelInfo:

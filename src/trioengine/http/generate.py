@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trioengine.http.replies import Replies
     from trioengine.http.stream_writer import ResponseWriter
 
-__all__ = ["Endpoint", "generate"]
+__all__ = ["Endpoint", "close_stream", "generate"]
 
 
 class Endpoint(Protocol):
@@ -59,6 +59,7 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     request = current_request()
     exchange = Exchange.of(request)
     front.refuse_unless_ready()
+    front.refuse_unless_generating()
     slot = request.owned.enter_context(front.client.admission.reserve())
     job = await endpoint.read(
         front, await request.get_data(cache=False, as_text=False, parse_form_data=False)
@@ -73,7 +74,7 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
         priority=job.priority,
         deadline_s=deadline_s,
     )
-    request.owned.callback(_close, stream, request)
+    request.owned.callback(close_stream, stream, request)
     replies = endpoint.replies(job, fingerprint(front.model))
     request.owned.callback(front.open_requests.add(exchange.key, replies.head.id, stream))
     if job.stream:
@@ -81,7 +82,8 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     return await _whole(exchange, stream, collection_of(job), replies)
 
 
-def _close(stream: RequestStream, request: OwnedRequest) -> None:
+def close_stream(stream: RequestStream, request: OwnedRequest) -> None:
+    """End what the engine still owes a request that is over, for the reason it is over."""
     stream.close(request.loss or "client_disconnect")
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import NODEFAULT
 from quart import Blueprint, Response
 
+from trioengine.http.embeddings import EmbeddingRequest
 from trioengine.http.errors import ErrorEnvelope
 from trioengine.http.operations import OPERATIONS
 from trioengine.http.schemas import UNSUPPORTED, ChatMessage, CompletionRequest
@@ -36,6 +37,7 @@ _REF: Final = "#/components/schemas/{name}"
 _REQUIRED: Final[dict[tuple[type[msgspec.Struct], str], Any]] = {
     (CompletionRequest, "prompt"): str | list[str | int | list[int]],
     (DetokenizeRequest, "tokens"): list[int],
+    (EmbeddingRequest, "input"): str | list[str | int | list[int]],
 }
 _OPTIONAL: Final[dict[str, Any]] = {
     "messages": list[ChatMessage],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trioengine.http.answers import ChatCompletion, Completion, ModelCard, ModelList
 from trioengine.http.cancel import Cancellation
+from trioengine.http.embeddings import EmbeddingList, EmbeddingRequest
 from trioengine.http.schemas import ChatCompletionRequest, CompletionRequest
 from trioengine.http.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -57,6 +58,13 @@ OPERATIONS: Final = (
         body=CompletionRequest,
         answer=Completion,
         streams=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/embeddings",
+        summary="Make a vector of each text",
+        body=EmbeddingRequest,
+        answer=EmbeddingList,
     ),
     Operation(
         method="post",

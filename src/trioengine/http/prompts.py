@@ -6,6 +6,7 @@ object is made for each; the rest is decoded prompt by prompt, so that the calle
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
 __all__ = [
+    "MAX_IDS",
     "MAX_PROMPTS",
     "Prompt",
     "check_text_length",
@@ -29,6 +31,7 @@ __all__ = [
 Prompt = str | list[int]
 Value = TypeVar("Value")
 
+MAX_IDS: Final = 262_144  # of one prompt that is to be cut, or looked at without a limit
 MAX_PROMPTS: Final = 2048
 _MAX_TOKEN_CHARS: Final = 256  # no vocabulary of note has a longer token (the longest: 128)
 
@@ -37,32 +40,21 @@ _texts = msgspec.json.Decoder(list[str])
 _ids = msgspec.json.Decoder(list[int])
 
 
-def read_prompts(raw: Raw, *, max_model_len: int, vocab_size: int) -> Iterator[Prompt]:
+def read_prompts(
+    raw: Raw, *, max_model_len: int, vocab_size: int, param: str = "prompt"
+) -> Iterator[Prompt]:
     """Yield each prompt in order; token ids are checked to be in ``[0, vocab_size)``.
 
     Args:
         raw: The undecoded value, already known to be JSON.
         max_model_len: Tokens that one sequence can hold; a list of ids beyond is refused unread.
         vocab_size: Of the model.
+        param: The field's name, for errors.
 
     Raises:
         InvalidRequestError: Neither text nor ids nor a list of either, none, too many or too long.
     """
-    data = bytes(raw).strip()
-    if not data or data == b"null":
-        raise InvalidRequestError("'prompt' is required.", param="prompt")
-    if not data.startswith(b"["):
-        yield _decode(_text, data)
-        return
-    first = data[1:].lstrip()[:1]
-    if first == b"]":
-        raise InvalidRequestError("'prompt' must not be an empty list.", param="prompt")
-    if first == b'"':
-        yield from _limited(_decode(_texts, data))
-    elif first == b"[":
-        yield from _read_id_lists(data, max_model_len, vocab_size)
-    else:
-        yield _read_ids(data, max_model_len, vocab_size)
+    yield from _Reader(max_model_len, vocab_size, param).read(bytes(raw).strip())
 
 
 def context_length_exceeded(
@@ -103,55 +95,68 @@ def check_token_range(ids: list[int], vocab_size: int, *, param: str) -> None:
         )
 
 
-def _read_id_lists(data: bytes, max_model_len: int, vocab_size: int) -> Iterator[list[int]]:
-    # JSON that begins with "[[" and holds nothing but numbers ends each list at a "]"; where it
-    # holds anything else, a piece below is no list of integers and is refused for that.
-    if data.count(b"]") > MAX_PROMPTS + 1:
-        raise _too_many(data.count(b"]") - 1)
-    pieces = data[1:-1].strip().split(b"]")
-    if pieces.pop().strip():
-        raise _mixed()
-    for number, piece in enumerate(pieces):
-        yield _read_ids(
-            piece.strip().removeprefix(b",") + b"]" if number else piece + b"]",
-            max_model_len,
-            vocab_size,
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    """Takes one field apart; see ``read_prompts``."""
+
+    max_model_len: int
+    vocab_size: int
+    param: str
+
+    def read(self, data: bytes) -> Iterator[Prompt]:
+        if not data or data == b"null":
+            raise self._refusal("is required.")
+        if not data.startswith(b"["):
+            yield self._decode(_text, data)
+            return
+        first = data[1:].lstrip()[:1]
+        if first == b"]":
+            raise self._refusal("must not be an empty list.")
+        if first == b'"':
+            texts = self._decode(_texts, data)
+            self._check_count(len(texts))
+            yield from texts
+        elif first == b"[":
+            yield from self._read_id_lists(data)
+        else:
+            yield self._read_ids(data)
+
+    def _read_id_lists(self, data: bytes) -> Iterator[list[int]]:
+        # JSON that begins with "[[" and holds nothing but numbers ends each list at a "]"; where it
+        # holds anything else, a piece below is no list of integers and is refused for that.
+        self._check_count(data.count(b"]") - 1)
+        pieces = data[1:-1].strip().split(b"]")
+        if pieces.pop().strip():
+            raise self._mixed()
+        for number, piece in enumerate(pieces):
+            piece = piece.strip().removeprefix(b",") if number else piece
+            yield self._read_ids(piece + b"]")
+
+    def _read_ids(self, data: bytes) -> list[int]:
+        least = data.count(b",") + 1
+        if least > self.max_model_len:
+            raise context_length_exceeded(self.max_model_len, least, 1, param=self.param)
+        ids = self._decode(_ids, data)
+        if not ids:
+            raise self._refusal("must have at least one token in each list.")
+        check_token_range(ids, self.vocab_size, param=self.param)
+        return ids
+
+    def _check_count(self, count: int) -> None:
+        if count > MAX_PROMPTS:
+            raise self._refusal(f"takes at most {MAX_PROMPTS} entries, got {count}.")
+
+    def _decode(self, decoder: msgspec.json.Decoder[Value], data: bytes) -> Value:
+        try:
+            return decoder.decode(data)
+        except (msgspec.MsgspecError, RecursionError):
+            raise self._mixed() from None
+
+    def _mixed(self) -> InvalidRequestError:
+        return self._refusal(
+            "must be a string, a list of strings, a list of token ids or a list of lists of "
+            "token ids."
         )
 
-
-def _read_ids(data: bytes, max_model_len: int, vocab_size: int) -> list[int]:
-    least = data.count(b",") + 1
-    if least > max_model_len:
-        raise context_length_exceeded(max_model_len, least, 1, param="prompt")
-    ids = _decode(_ids, data)
-    if not ids:
-        raise InvalidRequestError("A prompt must have at least one token.", param="prompt")
-    check_token_range(ids, vocab_size, param="prompt")
-    return ids
-
-
-def _limited(texts: list[str]) -> list[str]:
-    if len(texts) > MAX_PROMPTS:
-        raise _too_many(len(texts))
-    return texts
-
-
-def _decode(decoder: msgspec.json.Decoder[Value], data: bytes) -> Value:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        raise _mixed() from None
-
-
-def _too_many(count: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"'prompt' takes at most {MAX_PROMPTS} prompts, got {count}.", param="prompt"
-    )
-
-
-def _mixed() -> InvalidRequestError:
-    return InvalidRequestError(
-        "'prompt' must be a string, a list of strings, a list of token ids or a list of lists of "
-        "token ids.",
-        param="prompt",
-    )
+    def _refusal(self, what: str) -> InvalidRequestError:
+        return InvalidRequestError(f"'{self.param}' {what}", param=self.param)

@@ -16,15 +16,13 @@ from trioengine.http.bodies import BodyDecoder
 from trioengine.http.chat_prompt import read_chat
 from trioengine.http.checks import check_chat, check_model
 from trioengine.http.connection import current_request
-from trioengine.http.prompts import check_token_range
+from trioengine.http.prompts import MAX_IDS, check_token_range
 from trioengine.http.schemas import NOT_SAID, ChatCompletionRequest
 
 if TYPE_CHECKING:
     from trioengine.http.front import Front
 
 __all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "tokenize_routes"]
-
-MAX_TOKENS: Final = 262_144  # of one call; a list of more is refused unread
 
 _ids: Final = msgspec.json.Decoder(list[int])
 
@@ -116,9 +114,9 @@ async def _body(front: Front) -> bytes:
 
 def _read_tokens(raw: Raw, vocab_size: int) -> list[int]:
     data = bytes(raw)
-    if (least := data.count(b",") + 1) > MAX_TOKENS:
+    if (least := data.count(b",") + 1) > MAX_IDS:
         raise InvalidRequestError(
-            f"'tokens' takes at most {MAX_TOKENS} ids, got {least}.", param="tokens"
+            f"'tokens' takes at most {MAX_IDS} ids, got {least}.", param="tokens"
         )
     try:
         ids = _ids.decode(data)

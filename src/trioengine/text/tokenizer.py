@@ -133,6 +133,11 @@ class Tokenizer:
             raise InvalidRequestError("text must not hold a lone surrogate") from error
         return batch[0].ids
 
+    @functools.cached_property
+    def ends_texts(self) -> bool:
+        """Whether a special token is put behind a text."""
+        return self.encode("a")[-1:] != self.encode("a", add_special_tokens=False)[-1:]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; ids past the vocabulary's end have none.
 
