@@ -1,0 +1,305 @@
+"""Parameters through the whole server in memory: what is asked for reaches the answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from helpers.api_world import CHAT, COMPLETION, PATHS, TOKENIZER, body_for, open_world
+from trioengine.engine_proc.sim_runner import SimScript
+from trioengine.protocol import Add
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from helpers.api_world import World
+
+SEEDED = SimScript(num_blocks=256, max_model_len=1024, tokens_from="seed")
+
+
+def joined(events: list[Any], path: str) -> dict[int, dict[str, Any]]:
+    """What a client makes of a stream, by choice."""
+    choices: dict[int, dict[str, Any]] = {}
+    for choice in itertools.chain.from_iterable(event["choices"] for event in events):
+        total = choices.setdefault(
+            choice["index"], {"text": "", "logprobs": {}, "finish_reason": None}
+        )
+        assert total["finish_reason"] is None  # nothing follows the finish
+        said = choice["delta"].get("content", "") if path == CHAT else choice["text"]
+        total["text"] += said
+        total["finish_reason"] = choice["finish_reason"]
+        if choice["finish_reason"] is not None:
+            total["stop_reason"] = choice["stop_reason"]
+        for name, items in (choice["logprobs"] or {}).items():
+            if name != "refusal":
+                total["logprobs"].setdefault(name, []).extend(items)
+    return choices
+
+
+def told(answer: Any, path: str) -> dict[int, dict[str, Any]]:
+    """The same of a whole answer."""
+    return {
+        choice["index"]: {
+            "text": choice["message"]["content"] if path == CHAT else choice["text"],
+            "logprobs": {k: v for k, v in (choice["logprobs"] or {}).items() if k != "refusal"},
+            "finish_reason": choice["finish_reason"],
+            "stop_reason": choice["stop_reason"],
+        }
+        for choice in answer["choices"]
+    }
+
+
+def score_fields(path: str, logprobs: int | None) -> dict[str, Any]:
+    if logprobs is None:
+        return {}
+    return {"logprobs": True, "top_logprobs": logprobs} if path == CHAT else {"logprobs": logprobs}
+
+
+GRID = list(
+    itertools.product(
+        PATHS,
+        [1, 3],  # n
+        [None, "a", [" b", "zu"]],  # stop
+        [None, 0, 2],  # logprobs
+        [False, True],  # echo
+        [False, True],  # include_usage
+    )
+)
+
+
+async def test_a_stream_joins_to_the_whole_answer(autojump_clock: MockClock) -> None:
+    """Every combination, in one world: what was asked before must not matter."""
+    async with open_world(running=True, script=SEEDED) as world:
+        for path, n, stop, logprobs, echo, usage in GRID:
+            fields = {"n": n, "stop": stop, "echo": echo, "seed": 11, "max_tokens": 9,
+                      "temperature": 0} | score_fields(path, logprobs)  # fmt: skip
+            body = body_for(path, "hello", **fields)
+            if path == COMPLETION and n == 3:
+                body["prompt"] = ["hello", "you two"]
+            whole = (await world.api.post(path, body)).json
+            options = {"stream_options": {"include_usage": True}} if usage else {}
+            streamed = await world.api.post(path, body | {"stream": True} | options)
+            *events, done = streamed.events
+            assert done == "[DONE]"
+            assert joined(events, path) == told(whole, path), fields
+            if usage:
+                assert events[-1]["choices"] == []
+                assert counts(events[-1]["usage"]) == counts(whole["usage"])
+            assert all(("usage" in event) is usage for event in events)
+
+
+def counts(usage: dict[str, Any]) -> list[int]:
+    """Without what the prefix cache held, which is not the same twice."""
+    return [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")]
+
+
+async def sent(path: str, **fields: Any) -> Add:
+    """The first message that reaches the engine."""
+    async with open_world() as world:
+        call = world.start("POST", path, body_for(path) | fields)
+        await world.settle()
+        assert world.engine.sent, call.body
+        add = world.engine.sent[0]
+        assert isinstance(add, Add)
+        call.disconnect()
+        return add
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_values_reach_the_engine(path: str, autojump_clock: MockClock) -> None:
+    fields = {
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2,
+        "allowed_token_ids": [5, 6, 5], "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "min_tokens": 2,
+    }  # fmt: skip
+    params = (await sent(path, logit_bias={"7": -100}, max_tokens=4, **fields)).params
+    for name, value in (fields | {"allowed_token_ids": (5, 6)}).items():
+        assert getattr(params, name) == value
+    assert params.logit_bias == {7: -100.0}
+    assert params.logprobs is None
+    assert params.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_bad_words_are_told_as_tokens_with_and_without_a_space(
+    path: str, autojump_clock: MockClock
+) -> None:
+    word = TOKENIZER.decode([300])  # with its space it is one token
+    params = (await sent(path, bad_words=[word, "b"])).params
+    encode = TOKENIZER.encode
+    assert params.bad_words_token_ids == (tuple(encode(word.lstrip())), (encode("b")[0],))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, slice(3)),
+        ({"truncate_prompt_tokens": 1000}, slice(None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 24}, slice(-1000, None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, slice(-1023, None)),
+    ],
+)
+async def test_a_prompt_is_cut_at_its_start(
+    fields: dict[str, Any], kept: slice, autojump_clock: MockClock
+) -> None:
+    ids = [index % 2000 + 1 for index in range(1500 if -1 in fields.values() else 30)]
+    assert (await sent(COMPLETION, prompt=ids, **fields)).prompt_token_ids == ids[kept]
+
+
+async def test_a_chat_is_cut_too(autojump_clock: MockClock) -> None:
+    ids = (await sent(CHAT, truncate_prompt_tokens=4)).prompt_token_ids
+    assert TOKENIZER.decode(ids) == "ant:"
+
+
+async def test_the_index_is_prompt_times_n_plus_k(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": ["x", "y"], "n": 2, "echo": True, "max_tokens": 1}
+        choices = (await world.api.post(COMPLETION, body)).json["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+        assert [choice["text"][0] for choice in choices] == ["x", "x", "y", "y"]
+
+
+async def test_best_of_gives_n_and_counts_all(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": ["x", "y"], "n": 2, "best_of": 3, "max_tokens": 5}
+        answer = (await world.api.post(COMPLETION, body)).json
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+        assert all(choice["logprobs"] is None for choice in answer["choices"])
+        assert counts(answer["usage"]) == [2, 2 * 3 * 5, 32]
+
+
+async def test_logprobs_are_one_for_each_token(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = body_for(CHAT, max_tokens=7, logprobs=True, top_logprobs=3)
+        (choice,) = (await world.api.post(CHAT, body)).json["choices"]
+        content = choice["logprobs"]["content"]
+        assert "".join(item["token"] for item in content) == choice["message"]["content"]
+        assert [item["logprob"] for item in content] == pytest.approx([-math.log(2)] * 7)
+        assert all(len(item["top_logprobs"]) == 3 for item in content)
+        spelled = bytes(itertools.chain.from_iterable(item["bytes"] for item in content))
+        assert spelled.decode() == choice["message"]["content"]
+
+
+@pytest.mark.parametrize("echo", [True, False])
+async def test_offsets_find_the_tokens_in_the_text(echo: bool, autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": "a é😀", "max_tokens": 5, "logprobs": 0, "echo": echo}
+        (choice,) = (await world.api.post(COMPLETION, body)).json["choices"]
+        logprobs, text = choice["logprobs"], choice["text"]
+        for token, at in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert text.startswith(token, at) or token == "\ufffd"
+        assert logprobs["text_offset"][0] == 0
+
+
+async def test_ids_in_place_of_texts(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        fields = {"max_tokens": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        body = {"prompt": [5, 6], "logprobs": 1} | fields
+        (choice,) = (await world.api.post(COMPLETION, body)).json["choices"]
+        assert choice["prompt_token_ids"] == [5, 6]
+        assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in choice["token_ids"]]
+        answer = (await world.api.post(CHAT, body_for(CHAT, logprobs=True, **fields))).json
+        assert TOKENIZER.decode(answer["prompt_token_ids"]) == "user: hello\nassistant:"
+        ids = [item["token"] for item in answer["choices"][0]["logprobs"]["content"]]
+        assert ids == [f"token_id:{i}" for i in answer["choices"][0]["token_ids"]]
+        streamed = await world.api.post(COMPLETION, body | {"stream": True})
+        chunks = [event["choices"][0] for event in streamed.events[:-1]]
+        assert [c.get("prompt_token_ids") for c in chunks] == [[5, 6]] + [None] * (len(chunks) - 1)
+        told_ids = [i for c in chunks for i in c.get("token_ids", [])]
+        assert len(told_ids) == 2
+
+
+async def test_prompt_logprobs(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": [[5, 6], [7]], "max_tokens": 1, "prompt_logprobs": 1}
+        first, second = (await world.api.post(COMPLETION, body)).json["choices"]
+        assert first["logprobs"] is None
+        assert first["prompt_logprobs"][0] is None
+        own = first["prompt_logprobs"][1]["6"]
+        assert set(own) == {"logprob", "rank", "decoded_token"}
+        assert len(first["prompt_logprobs"][1]) == 2
+        assert second["prompt_logprobs"] == [None]
+
+
+# Scoring, as lm-evaluation-harness does it -------------------------------------------------------
+
+
+def parse_logprobs(outputs: Any, ctxlens: list[int]) -> list[tuple[float, bool]]:
+    """What the harness reads of an answer.
+
+    Source: lm-evaluation-harness, ``LocalCompletionsAPI.parse_logprobs``.
+    """
+    results = []
+    choices = sorted(outputs["choices"], key=lambda choice: choice["index"])
+    for choice, ctxlen in zip(choices, ctxlens, strict=True):
+        token_logprobs = choice["logprobs"]["token_logprobs"][ctxlen:-1]
+        top_logprobs = choice["logprobs"]["top_logprobs"][ctxlen:-1]
+        is_greedy = all(
+            own == max(top.values()) for own, top in zip(token_logprobs, top_logprobs, strict=True)
+        )
+        results.append((sum(token_logprobs), is_greedy))
+    return results
+
+
+@pytest.mark.parametrize("as_ids", [True, False])
+async def test_an_evaluation_harness_can_score(as_ids: bool, autojump_clock: MockClock) -> None:
+    contexts, continuations = ["ab", "a"], ["cd", "efg"]
+    texts = [context + rest for context, rest in zip(contexts, continuations, strict=True)]
+    async with open_world(running=True) as world:
+        body = {
+            "model": "sim", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234,
+            "echo": True, "prompt": [TOKENIZER.encode(text) for text in texts] if as_ids else texts,
+        }  # fmt: skip
+        answer = (await world.api.post(COMPLETION, body)).json
+        scores = parse_logprobs(answer, [len(context) for context in contexts])
+        assert scores == [(-9999.0 * 2, False), (-9999.0 * 3, False)]  # letters are never said
+        for choice, text in zip(answer["choices"], texts, strict=True):
+            assert choice["text"].startswith(text)
+            assert len(choice["logprobs"]["tokens"]) == len(text) + 1
+
+
+async def greedy_continuation(world: World, prompt: list[int], num_tokens: int) -> list[int]:
+    body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "seed": 1234}
+    answer = await world.api.post(COMPLETION, body | {"return_token_ids": True})
+    ids: list[int] = answer.json["choices"][0]["token_ids"]
+    return ids
+
+
+async def test_what_the_model_would_say_is_scored_as_greedy(autojump_clock: MockClock) -> None:
+    async with open_world(running=True, script=SEEDED) as world:
+        prompt = [5, 6]
+        rest = await greedy_continuation(world, prompt, 3)
+        body = {"prompt": [prompt + rest], "max_tokens": 1, "logprobs": 1, "echo": True,
+                "temperature": 0, "seed": 1234}  # fmt: skip
+        answer = (await world.api.post(COMPLETION, body)).json
+        ((score, is_greedy),) = parse_logprobs(answer, [len(prompt)])
+        assert (score, is_greedy) == (pytest.approx(-3 * math.log(2)), True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_scoring_without_output(stream: bool, autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": ["abc", "d"], "max_tokens": 0, "logprobs": 1, "echo": True}
+        if stream:
+            call = await world.api.post(COMPLETION, body | {"stream": True})
+            choices = joined(call.events[:-1], COMPLETION)
+        else:
+            answer = (await world.api.post(COMPLETION, body)).json
+            choices = told(answer, COMPLETION)
+            assert counts(answer["usage"]) == [4, 0, 4]
+        assert [choices[index]["text"] for index in (0, 1)] == ["abc", "d"]
+        assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
+        assert choices[0]["logprobs"]["token_logprobs"][0] is None
+        assert choices[1]["finish_reason"] == "length"
+
+
+async def test_an_echo_without_output_or_logprobs(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": [TOKENIZER.encode("ab")[0], 300], "max_tokens": 0, "echo": True}
+        (choice,) = (await world.api.post(COMPLETION, body)).json["choices"]
+        assert (choice["text"], choice["logprobs"]) == ("a" + TOKENIZER.decode([300]), None)
