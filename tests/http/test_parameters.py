@@ -7,16 +7,22 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from helpers.api_world import CHAT, COMPLETION, PATHS, TOKENIZER, body_for, open_world
+from helpers.openai_shapes import strictly
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.protocol import Add
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from trio.testing import MockClock
 
     from helpers.api_world import World
 
+WHOLE: dict[str, type[BaseModel]] = {COMPLETION: Completion, CHAT: ChatCompletion}
+CHUNK: dict[str, type[BaseModel]] = {COMPLETION: Completion, CHAT: ChatCompletionChunk}
 SEEDED = SimScript(num_blocks=256, max_model_len=1024, tokens_from="seed")
 
 
@@ -80,10 +86,13 @@ async def test_a_stream_joins_to_the_whole_answer(autojump_clock: MockClock) -> 
             if path == COMPLETION and n == 3:
                 body["prompt"] = ["hello", "you two"]
             whole = (await world.api.post(path, body)).json
+            strictly(WHOLE[path], whole)
             options = {"stream_options": {"include_usage": True}} if usage else {}
             streamed = await world.api.post(path, body | {"stream": True} | options)
             *events, done = streamed.events
             assert done == "[DONE]"
+            for event in events:
+                strictly(CHUNK[path], event)
             assert joined(events, path) == told(whole, path), fields
             if usage:
                 assert events[-1]["choices"] == []
