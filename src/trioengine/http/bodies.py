@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from trioengine.errors import InvalidRequestError
+from trioengine.http.large_bodies import LARGE_BYTES, FieldError, LargeBodyDecoder
 from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class BodyDecoder(Generic[Body]):
     def __init__(self, body_type: type[Body]) -> None:
         self._type = body_type
         self._decoder = msgspec.json.Decoder(body_type)
+        self._large = LargeBodyDecoder(body_type)
         self._names = frozenset(body_type.__struct_fields__)
         self._unsupported = [name for name in UNSUPPORTED if name in self._names]
         self._seen: set[str] = set()
@@ -50,8 +52,11 @@ class BodyDecoder(Generic[Body]):
         """
         data = data.removeprefix(_BOM)
         _check_utf8(data)
+        decode = self._large.decode if len(data) > LARGE_BYTES else self._decoder.decode
         try:
-            body = self._decoder.decode(data)
+            body = decode(data)
+        except FieldError as error:
+            raise _wrong_value(str(error), error.field) from None
         except msgspec.ValidationError as error:
             raise _wrong_value(str(error)) from None
         except msgspec.DecodeError as error:
@@ -90,10 +95,10 @@ def _check_utf8(data: bytes) -> None:
         ) from None
 
 
-def _wrong_value(message: str) -> InvalidRequestError:
-    """Turn msgspec's sentence into ours, with the path as ``param``."""
+def _wrong_value(message: str, field: str = "") -> InvalidRequestError:
+    """Turn msgspec's sentence into ours, with the path, within ``field`` if any, as ``param``."""
     path = _PATH.search(message)
-    param = path[1].replace("[...]", "") if path else ""
+    param = field + (path[1].replace("[...]", "") if path else "")
     reason = _PATH.sub("", message)
     if missing := _MISSING.search(reason):
         param = f"{param}.{missing[1]}".removeprefix(".")

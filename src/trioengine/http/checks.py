@@ -242,6 +242,11 @@ def _check_bad_words(words: Sequence[str]) -> None:
 
 
 def _check_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if len(token_ids) > vocab_size:
+        raise InvalidRequestError(
+            f"{name} takes at most the {vocab_size} ids of the vocabulary, got {len(token_ids)}",
+            param=name,
+        )
     for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
