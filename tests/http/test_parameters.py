@@ -105,6 +105,50 @@ def counts(usage: dict[str, Any]) -> list[int]:
     return [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")]
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_usage_so_far_on_every_chunk(path: str, autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = body_for(path, max_tokens=4, stream=True, stream_options=options)
+        call = await world.api.post(path, body)
+        usages = [counts(event["usage"])[1] for event in call.events[:-1]]
+        assert usages == sorted(usages)
+        assert usages[-1] == 4
+        assert usages[0] == 1
+        options["include_usage"] = False
+        call = await world.api.post(path, body)
+        assert all("usage" not in event for event in call.events[:-1])
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"n": 129}, {"best_of": 129}, {"stop": ["a"] * 5}, {"stop": "a" * 257},
+    {"bad_words": ["a"] * 129},
+    {"bad_words": ["a" * 257]}, {"logit_bias": {str(i): 1 for i in range(1025)}}, {"logprobs": 21},
+    {"logit_bias": {"99999": 1}}, {"allowed_token_ids": [99999]}, {"stop_token_ids": [99999]},
+    {"temperature": 2.1}, {"top_p": 0}, {"min_p": 2}, {"top_k": -2}, {"max_tokens": 0},
+    {"min_tokens": -1}, {"min_tokens": 17}, {"presence_penalty": 3}, {"frequency_penalty": -3},
+    {"repetition_penalty": 0}, {"prompt_logprobs": 21}, {"truncate_prompt_tokens": 0},
+    {"truncation_side": "middle"}, {"seed": 2**63}, {"priority": 2**40}, {"timeout": 0},
+    {"prompt": ["a"] * 2049}, {"suffix": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", LIMITS, ids=lambda fields: next(iter(fields)))
+async def test_a_value_out_of_bounds_is_refused_before_anything_is_tokenised(
+    fields: dict[str, Any], autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(TOKENIZER, "encode", encode)
+    async with open_world(max_queue_sequences=4096) as world:
+        call = await world.api.post(COMPLETION, {"prompt": "a"} | fields)
+        (name,) = fields
+        assert (call.status, call.error["param"]) == (400, name)
+        assert name in call.error["message"]
+        assert not world.engine.sent
+
+
 async def sent(path: str, **fields: Any) -> Add:
     """The first message that reaches the engine."""
     async with open_world() as world:

@@ -66,7 +66,8 @@ def chat_routes(front: Front) -> Blueprint:
 async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt) -> Details | None:
     """Return what the answer carries beside text; ``None`` for nothing."""
     scored = bool(body.logprobs) or body.prompt_logprobs is not None
-    if not (scored or prompt.echo or prompt.thinking or body.return_token_ids):
+    counted = body.return_token_ids or body.wants_usage_so_far
+    if not (scored or counted or prompt.echo or prompt.thinking):
         return None
     return Details(
         vocabulary=await front.vocabulary(),
@@ -78,6 +79,7 @@ async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
         thinking=prompt.thinking,
+        usage_so_far=body.wants_usage_so_far,
     )
 
 

@@ -210,12 +210,11 @@ def _check_stream(body: GenerationRequest) -> None:
         raise InvalidRequestError(
             "'stream_options' is only allowed with 'stream': true.", param="stream_options"
         )
-    for name in ("continuous_usage_stats", "include_obfuscation"):
-        if getattr(options, name):
-            raise InvalidRequestError(
-                f"'stream_options.{name}' is not supported by this server.",
-                param=f"stream_options.{name}",
-            )
+    if options.include_obfuscation:
+        raise InvalidRequestError(
+            "'stream_options.include_obfuscation' is not supported by this server.",
+            param="stream_options.include_obfuscation",
+        )
 
 
 def _check_truncation(num_tokens: int | None, max_model_len: int) -> None:

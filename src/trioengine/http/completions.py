@@ -117,7 +117,8 @@ async def _details(
 ) -> Details | None:
     """Return what the answer carries beside text; ``None`` for nothing."""
     scored = (body.logprobs, body.prompt_logprobs) != (None, None)
-    if not (scored or body.echo or body.return_token_ids or body.picks_best):
+    counted = body.return_token_ids or body.wants_usage_so_far
+    if not (scored or counted or body.echo or body.picks_best):
         return None
     tokenizer = front.tokenizer()
     vocabulary = await front.vocabulary()
@@ -138,6 +139,7 @@ async def _details(
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
+        usage_so_far=body.wants_usage_so_far,
     )
 
 

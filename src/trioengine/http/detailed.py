@@ -41,6 +41,7 @@ def collection_of(job: Job) -> Collection:
 class _DetailedNarration(Narration):
     def __init__(self, job: Job, replies: Replies, details: Details) -> None:
         super().__init__(job, replies)
+        self._tells_usage = details.usage_so_far
         self._stories = [
             Story(details, details.prompts[index // job.best_of])
             for index in range(len(job.sequences))
@@ -50,12 +51,16 @@ class _DetailedNarration(Narration):
         replies, events = self._replies, []
         for index, delta in deltas:
             self._note(index, delta)
+            if self._tells_usage:
+                replies.usage_so_far(self.tally.usage)
             if index not in self._begun:
                 self._begun.add(index)
                 events.append(replies.opening(index))
             piece = self._stories[index].take(delta)
             if piece is not None and (piece.text or piece.reasoning):
-                events.append(replies.piece(index, piece))
+                plain = piece.plain and not self._tells_usage
+                told = replies.text(index, piece.text) if plain else replies.piece(index, piece)
+                events.append(told)
                 piece = None
             if delta.finish_reason is not None:
                 events.append(replies.finish(index, delta.finish_reason, delta.stop_reason, piece))

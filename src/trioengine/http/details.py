@@ -65,6 +65,7 @@ class Details:
         tokens_as_ids: Tokens are called by their ids.
         skip_special_tokens: Special tokens are no part of the text.
         thinking: ``None`` where what looks like a thought is text.
+        usage_so_far: On every chunk of a stream.
     """
 
     vocabulary: Vocabulary
@@ -76,6 +77,7 @@ class Details:
     tokens_as_ids: bool = False
     skip_special_tokens: bool = True
     thinking: Thinking | None = None
+    usage_so_far: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,6 +99,12 @@ class Piece:
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True where there is nothing but text."""
+        ids = (self.token_ids, self.prompt_token_ids)
+        return not self.reasoning and self.logprobs is None and ids == (None, None)
 
 
 class Story:

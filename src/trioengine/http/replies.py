@@ -103,6 +103,9 @@ class Replies(Protocol):
     def usage(self, usage: Usage) -> bytes:
         """Event with the token counts, without choices."""
 
+    def usage_so_far(self, usage: Usage) -> None:
+        """Take token counts that every event is to carry, but for those of ``text``."""
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The answer in one piece."""
 
@@ -114,11 +117,11 @@ class _Replies:
 
     def __init__(self, head: ReplyHead, *, include_usage: bool) -> None:
         self.head = head
-        self._null_usage: dict[str, None] = {"usage": None} if include_usage else {}
+        self._usage: dict[str, UsageInfo | None] = {"usage": None} if include_usage else {}
         self._cuts: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, index: int) -> bytes:
-        event = self._event([self._text_choice(index)], self._null_usage)
+        event = self._event([self._text_choice(index)], self._usage)
         prefix, _, suffix = event.rpartition(_encode(_HOLE))
         self._cuts[index] = prefix, suffix
         return b""
@@ -129,6 +132,9 @@ class _Replies:
 
     def usage(self, usage: Usage) -> bytes:
         return self._event([], {"usage": _usage_info(usage)})
+
+    def usage_so_far(self, usage: Usage) -> None:
+        self._usage = {"usage": _usage_info(usage)}
 
     def _text_choice(self, index: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -154,7 +160,7 @@ class ChatReplies(_Replies):
     def opening(self, index: int) -> bytes:
         super().opening(index)
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._event([_chat_choice(index, delta)], self._null_usage)
+        return self._event([_chat_choice(index, delta)], self._usage)
 
     def piece(self, index: int, piece: Piece) -> bytes:
         if not piece.text:
@@ -162,7 +168,7 @@ class ChatReplies(_Replies):
         thought = b""
         if piece.reasoning:
             choice = _chat_choice(index, {"reasoning_content": piece.reasoning})
-            thought = self._event([choice], self._null_usage)
+            thought = self._event([choice], self._usage)
         return thought + self._piece(_chat_choice(index, {"content": piece.text}), piece)
 
     def finish(
@@ -175,13 +181,13 @@ class ChatReplies(_Replies):
         choice = _chat_choice(index, {}, reason) | {"stop_reason": stop_reason}
         if rest is not None:
             return self._piece(choice, rest)
-        return self._event([choice], self._null_usage)
+        return self._event([choice], self._usage)
 
     def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
         choice["logprobs"] = piece.logprobs
         if piece.token_ids is not None:
             choice["token_ids"] = piece.token_ids
-        return self._event([choice], self._null_usage | _prompt_ids(piece))
+        return self._event([choice], self._usage | _prompt_ids(piece))
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(
@@ -224,13 +230,13 @@ class CompletionReplies(_Replies):
         choice = _completion_choice(index, "", reason) | {"stop_reason": stop_reason}
         if rest is not None:
             return self._piece(choice, rest)
-        return self._event([choice], self._null_usage)
+        return self._event([choice], self._usage)
 
     def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
         choice["logprobs"] = piece.logprobs
         if piece.token_ids is not None:
             choice["token_ids"] = piece.token_ids
-        return self._event([choice | _prompt_ids(piece)], self._null_usage)
+        return self._event([choice | _prompt_ids(piece)], self._usage)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(

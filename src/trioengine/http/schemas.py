@@ -70,7 +70,7 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """``stream_options``: a usage chunk at the end, or not."""
+    """``stream_options``: a usage chunk at the end, and if so, usage so far on every other one."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -125,6 +125,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     repetition_detection: Raw = NOT_SAID
     thinking_token_budget: Raw = NOT_SAID
     stream_interval: Raw = NOT_SAID
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every chunk of a stream is to carry the token counts."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
 
     @property
     def num_logprobs(self) -> int | None:
