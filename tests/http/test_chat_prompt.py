@@ -52,6 +52,14 @@ async def test_a_last_message_can_go_on(autojump_clock: MockClock) -> None:
     assert await prompt_text(body) == "user: hi\nassistant: Sure, \nassistant:"
 
 
+async def test_a_message_that_goes_on_is_no_generation_prompt(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_template(monkeypatch, "{{ add_generation_prompt }} {{ messages[-1].content }}")
+    body = {"messages": [USER, PREFILL], "continue_final_message": True}
+    assert await prompt_text(body) == "False Sure, "
+
+
 @pytest.mark.parametrize(
     ("messages", "begins"), [([USER, PREFILL], "Sure, "), ([USER], "")], ids=["own", "other"]
 )
@@ -116,6 +124,10 @@ async def test_a_thought_that_the_prompt_has_begun(
     [
         {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
         {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}},
+        {
+            "messages": [{"role": "user", "content": "what is <think>?"}],
+            "chat_template_kwargs": {"enable_thinking": True},
+        },
         {"messages": [USER, PREFILL], "continue_final_message": True},
         {"messages": [{"role": "user", "content": "<think>"}], "add_generation_prompt": False},
     ],
