@@ -143,6 +143,44 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs)
 
 
+@nox.session(venv_backend="venv")
+def sanitizers(session: nox.Session) -> None:
+    """The native runner on every instruction set of this machine, watched for a wrong access.
+
+    AddressSanitizer and UndefinedBehaviorSanitizer end the process at the first one.
+    """
+    session.install("-q", *group("runtime-without-torch", "test"))
+    build = {
+        "build-dir": "build/sanitizers",
+        "cmake.build-type": "RelWithDebInfo",
+        "cmake.define.TRIOENGINE_SANITIZE": "address,undefined",
+    }
+    options = [part for name, value in build.items() for part in ("-C", f"{name}={value}")]
+    session.install("-q", "--no-deps", *options, str(ROOT))
+    env = sanitizer_environment(session)
+    # A build that fails leaves the extension out, and its tests would be skipped.
+    session.run("python", "-c", "import trioengine.engine_proc.native_runner._native", env=env)
+    quick = "not soak and not gpu and not model"
+    target = session.posargs or ["tests/engine_proc/native_runner", "-m", quick]
+    session.run("pytest", *SERIAL, *target, env={**env, "HYPOTHESIS_PROFILE": "ci"})
+
+
+def sanitizer_environment(session: nox.Session) -> dict[str, str]:
+    """Return the variables under which a Python that was built without sanitizers bears them."""
+    compiler = os.environ.get("CXX", "c++")
+    # libstdc++ too: the sanitizer wants to find what throws exceptions when it is loaded.
+    libraries = [
+        str(session.run(compiler, f"-print-file-name={name}", external=True, silent=True)).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    return {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",  # Python itself leaks at its end
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",  # so that the sanitizer sees each object by itself
+    }
+
+
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes to hours: a million messages, thousands of histories."""

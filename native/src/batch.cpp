@@ -1,8 +1,8 @@
 #include "batch.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -89,6 +89,8 @@ void check_edits(const StepView& step, int vocab_size) {
   }
 }
 
+}  // namespace
+
 void check_sampling(const StepView& step, int vocab_size) {
   for (int i = 0; i < step.num_rows; ++i) {
     if (!(step.temperature[i] >= 0.0f && std::isfinite(step.temperature[i]))) {
@@ -115,10 +117,8 @@ void check_sampling(const StepView& step, int vocab_size) {
   }
 }
 
-}  // namespace
-
 StepChecker::StepChecker(const StepLimits& limits)
-    : limits_(limits), stamps_(static_cast<std::size_t>(limits.num_blocks), 0) {}
+    : limits_(limits), stamps_(static_cast<std::size_t>(limits.num_blocks) * sizeof(uint32_t)) {}
 
 void StepChecker::check(const StepView& step) {
   if (step.num_tokens < 1) refuse("a step needs at least one token");
@@ -126,12 +126,16 @@ void StepChecker::check(const StepView& step) {
     refuse("a step of " + std::to_string(step.num_tokens) + " tokens exceeds the limit of " +
            std::to_string(limits_.max_tokens));
   }
+  if (step.num_rows > limits_.max_tokens) {
+    refuse(std::to_string(step.num_rows) + " logits rows exceed the limit of " +
+           std::to_string(limits_.max_tokens));
+  }
   check_query_start(step);
   check_range("token_ids", step.token_ids, step.num_tokens, 0, limits_.vocab_size);
   check_range("logits_rows", step.logits_rows, step.num_rows, 0, step.num_tokens);
   check_sampling(step, limits_.vocab_size);
   if (++stamp_ == 0) {  // wrapped: forget the stamps of four billion steps ago
-    std::fill(stamps_.begin(), stamps_.end(), 0u);
+    std::memset(stamps_.as<void>(), 0, stamps_.size());
     stamp_ = 1;
   }
   for (int s = 0; s < step.num_seqs; ++s) {
@@ -168,7 +172,7 @@ void StepChecker::check_blocks(const StepView& step, int sequence) {
   check_range("block_tables", table, blocks, 0, limits_.num_blocks);
   const int first_written = step.positions[step.query_start[sequence]] / limits_.block_size;
   for (int b = first_written; b < blocks; ++b) {
-    uint32_t& stamp = stamps_[static_cast<std::size_t>(table[b])];
+    uint32_t& stamp = stamps_.as<uint32_t>()[table[b]];
     if (stamp == stamp_) {
       refuse("block " + std::to_string(table[b]) + " is written by two sequences, or twice");
     }

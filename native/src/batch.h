@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "huge_buffer.h"
 #include "row_edits.h"
 
 namespace trioengine {
@@ -32,6 +33,9 @@ struct StepView {
   const int32_t* targets = nullptr;     // null: every row samples
 };
 
+// Throws std::invalid_argument where a parameter of a row, or a mask, makes no sense.
+void check_sampling(const StepView& step, int vocab_size);
+
 struct StepLimits {
   int max_tokens = 0;
   int max_positions = 0;
@@ -52,7 +56,7 @@ class StepChecker {
   void check_blocks(const StepView& step, int sequence);
 
   StepLimits limits_;
-  std::vector<uint32_t> stamps_;
+  HugeBuffer stamps_;  // uint32 [num_blocks]
   uint32_t stamp_ = 0;
 };
 

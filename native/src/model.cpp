@@ -33,8 +33,15 @@ void check_vector(const std::vector<float>& values, const char* name, int size) 
   }
 }
 
-void check_positive(int value, const char* name) {
-  if (value < 1) refuse(std::string(name) + " must be at least 1");
+// Far beyond any model, and such that no product of two rows and columns leaves an int.
+constexpr int kMostOfAnything = 1 << 24;
+constexpr int kMostPositions = 1 << 30;
+
+void check_size(int value, const char* name, int most = kMostOfAnything) {
+  if (value < 1 || value > most) {
+    refuse(std::string(name) + " must be in [1, " + std::to_string(most) + "], got " +
+           std::to_string(value));
+  }
 }
 
 }  // namespace
@@ -46,20 +53,21 @@ void InputForms::add(const PackedPtr& weight) {
 }
 
 Model::Model(const ModelShape& shape) : shape_(shape) {
-  check_positive(shape.layers, "layers");
-  check_positive(shape.hidden, "hidden");
-  check_positive(shape.heads, "heads");
-  check_positive(shape.kv_heads, "kv_heads");
-  check_positive(shape.head_dim, "head_dim");
-  check_positive(shape.intermediate, "intermediate");
-  check_positive(shape.vocab, "vocab");
-  check_positive(shape.positions, "positions");
+  check_size(shape.layers, "layers");
+  check_size(shape.hidden, "hidden");
+  check_size(shape.heads, "heads");
+  check_size(shape.kv_heads, "kv_heads");
+  check_size(shape.head_dim, "head_dim");
+  check_size(shape.intermediate, "intermediate");
+  check_size(shape.vocab, "vocab");
+  check_size(shape.positions, "positions", kMostPositions);
   if (shape.heads % shape.kv_heads != 0) refuse("heads must be a multiple of kv_heads");
   if (shape.padded_head_dim % kGroup != 0 || shape.padded_head_dim < shape.head_dim ||
       shape.padded_head_dim > kMaxHeadDim) {
     refuse("padded_head_dim must be a multiple of 32 that holds head_dim, at most " +
            std::to_string(kMaxHeadDim));
   }
+  if (shape.heads > kMostOfAnything / kMaxHeadDim) refuse("heads are too many");
   if (shape.intermediate % kGroup != 0) refuse("intermediate must be a multiple of 32");
   if (!(shape.eps >= 0.0f) || !std::isfinite(shape.attention_scale)) {
     refuse("eps and attention_scale must be finite");

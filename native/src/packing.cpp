@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "row_reader.h"
@@ -101,7 +102,7 @@ void check_request(const PackRequest& r) {
   if (native_format(r.type) == r.format && is_blocks(r.type) && !r.inputs.empty()) {
     refuse("inputs of blocks cannot be moved");
   }
-  if (r.threads < 1) refuse("threads must be at least 1");
+  if (r.threads < 1 || r.threads > 1024) refuse("threads must be in [1, 1024]");
 }
 
 template <class Panel>
@@ -111,7 +112,12 @@ void for_each_panel(int panels, int threads, const Panel& panel) {
     for (int p = next.fetch_add(1); p < panels; p = next.fetch_add(1)) panel(p);
   };
   std::vector<std::thread> helpers;
-  for (int i = 1; i < std::min(threads, panels / 4); ++i) helpers.emplace_back(work);
+  const int wanted = std::min(threads, panels / 4);
+  helpers.reserve(static_cast<std::size_t>(std::max(wanted, 1)));
+  try {
+    for (int i = 1; i < wanted; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do it
+  }
   work();
   for (std::thread& helper : helpers) helper.join();
 }

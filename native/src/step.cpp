@@ -1,11 +1,13 @@
 #include "step.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "checked_product.h"
 #include "numeric.h"
 
 namespace trioengine {
@@ -15,6 +17,7 @@ constexpr int kPhasesPerLayer = 7;
 constexpr int kPhasesPerHead = 3;
 constexpr int kRowMultiple = 96;  // of every kernel's row tile
 constexpr int kHeadGrain = 8;     // head units claimed at once: there are hundreds
+constexpr int kMostTokens = 1 << 20;  // of a step or a block, so that nothing leaves an int
 
 InputForms forms_of(const PackedPtr& weight) {
   InputForms forms;
@@ -81,11 +84,17 @@ const RunnerOptions& checked(const RunnerOptions& options) {
   if (options.threads < 1 || options.threads > 1024) {
     throw std::invalid_argument("threads must be in [1, 1024]");
   }
-  if (options.max_tokens < 1) throw std::invalid_argument("max_tokens must be at least 1");
+  if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
+    throw std::invalid_argument("max_tokens must be in [1, " + std::to_string(kMostTokens) + "]");
+  }
   if (options.num_blocks < 1) throw std::invalid_argument("num_blocks must be at least 1");
-  if (options.block_size < 1 || options.block_size % kLanes != 0) {
+  if (options.block_size < 1 || options.block_size > kMostTokens ||
+      options.block_size % kLanes != 0) {
     throw std::invalid_argument("block_size must be a multiple of 16, got " +
                                 std::to_string(options.block_size));
+  }
+  if (options.num_blocks > INT_MAX / (options.block_size / kLanes)) {
+    throw std::invalid_argument("too many blocks of this size");  // tiles are counted in an int
   }
   return options;
 }
@@ -98,9 +107,10 @@ const std::shared_ptr<const Model>& checked(const std::shared_ptr<const Model>& 
 }  // namespace
 
 std::size_t Runner::block_bytes(const ModelShape& shape, int block_size) {
-  return static_cast<std::size_t>(shape.layers) * static_cast<std::size_t>(shape.kv_heads) * 2 *
-         static_cast<std::size_t>(block_size) * static_cast<std::size_t>(shape.padded_head_dim) *
-         sizeof(uint16_t);
+  return checked_product({static_cast<std::size_t>(shape.layers),
+                          static_cast<std::size_t>(shape.kv_heads), 2,
+                          static_cast<std::size_t>(block_size),
+                          static_cast<std::size_t>(shape.padded_head_dim), sizeof(uint16_t)});
 }
 
 Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
@@ -111,8 +121,8 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
       checker_(limits_of(*model_, options_)),
       pool_(options_.threads),
       space_(*model_, kernels, options_.threads, options_.max_tokens),
-      cache_(block_bytes(model_->shape(), options_.block_size) *
-             static_cast<std::size_t>(options_.num_blocks)),
+      cache_(checked_product({block_bytes(model_->shape(), options_.block_size),
+                              static_cast<std::size_t>(options_.num_blocks)})),
       phases_(static_cast<std::size_t>(
           kPhasesPerLayer * model_->shape().layers +
           kPhasesPerHead * ceil_div(options_.max_tokens, kHeadRows))),

@@ -34,6 +34,9 @@ inline void check_array(const AnyArray& array, const char* name, nb::dlpack::dty
   for (std::size_t d = 0; d < ndim; ++d) {
     if (array.shape(d) > INT_MAX) refuse(std::string(name) + " is too large");
   }
+  if (reinterpret_cast<std::uintptr_t>(array.data()) % array.itemsize() != 0) {
+    refuse(std::string(name) + " is not aligned");
+  }
 }
 
 inline bool is_dense(const AnyArray& array, std::size_t from) {

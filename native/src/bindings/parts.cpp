@@ -64,8 +64,14 @@ std::vector<int32_t> sample(const nb::ndarray<float, nb::ndim<2>, nb::c_contig, 
       min_p.size() != rows || uniforms.size() != rows) {
     refuse("one parameter per row is needed");
   }
-  EditsView edits;
-  edits.masks = to_masks(masks);
+  StepView step;
+  step.num_rows = to_int32(static_cast<int64_t>(rows), "rows");
+  step.temperature = temperature.data();
+  step.top_p = top_p.data();
+  step.top_k = top_k.data();
+  step.min_p = min_p.data();
+  step.edits.masks = to_masks(masks);
+  check_sampling(step, vocab);
   Sampler sampler(choose_kernels(isa));
   std::vector<int32_t> tokens;
   constexpr int kColumns = kHeadUnitPanels * kLanes;
@@ -77,12 +83,7 @@ std::vector<int32_t> sample(const nb::ndarray<float, nb::ndim<2>, nb::c_contig, 
       if (i % kColumns == 0 || row[i] > peak.value) peak = {row[i], i};
     }
     const LogitsRow line{row, peaks.data(), vocab, static_cast<int>(peaks.size())};
-    for (const TokenMask& mask : edits.masks) {
-      for (const int32_t id : mask.token_ids) {
-        if (id < 0 || id >= vocab) refuse("masked id out of range");
-      }
-    }
-    edits.apply(static_cast<int>(r), line);
+    step.edits.apply(static_cast<int>(r), line);
     if (temperature[r] == 0.0f) {
       tokens.push_back(Sampler::likeliest(line));
     } else {

@@ -384,7 +384,7 @@ def test_a_flat_distribution_needs_more_than_its_head(extension: Any) -> None:
     ("arguments", "match"),
     [
         ({"temperature": [1.0, 1.0]}, "one parameter per row"),
-        ({"masks": [(0, [9])]}, "masked id out of range"),
+        ({"masks": [(0, [9])]}, "masked_token_ids"),
         ({"masks": [(2**40, [1])]}, "out of range"),
         ({"isa": "mmx"}, "cannot be used here"),
     ],
