@@ -164,3 +164,29 @@ def test_quantised_weights_are_the_native_runners_or_nobodys(
     with pytest.raises(ConfigError, match=f"^{refusal}$"):
         build(tmp_path, quantization="q4")
     assert loaders.asked == ["native", "native"]
+
+
+@pytest.mark.usefixtures("without_extension")
+def test_what_computes_instead_of_a_runner_that_was_not_built_is_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(tmp_path, backend="auto")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the native runner does not fit, torch computes instead: "
+        "the native extension was not built (there was no C++ compiler)"
+    )
+    assert record.exc_info is None
+    with pytest.raises(ConfigError, match=r"^the native extension was not built"):
+        build(tmp_path, backend="native")
+
+
+@pytest.fixture
+def without_extension(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from trioengine.engine_proc import native_runner
+
+    Loaders(monkeypatch, native_fits=True)
+    name = "trioengine.engine_proc.native_runner"
+    monkeypatch.setitem(sys.modules, name, native_runner)  # the real one again,
+    monkeypatch.setitem(sys.modules, f"{name}._native", None)  # but without its extension
+    monkeypatch.setattr(registry, "_NVIDIA_DRIVER", tmp_path / "none")

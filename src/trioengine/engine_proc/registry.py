@@ -151,7 +151,7 @@ def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> 
     if options.backend == "auto" and not _wants_cuda(options):
         try:
             return _load_native(model_dir, options, progress)
-        except (ConfigError, ImportError) as error:
+        except ConfigError as error:
             if options.quantization != "none":  # torch would take several times the memory
                 raise ConfigError(
                     f"--quantization {options.quantization} is the native runner's, "

@@ -12,6 +12,7 @@ from trioengine.engine_proc import native_runner
 from trioengine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -120,16 +121,45 @@ def test_a_missing_tensor_is_named(tiny: Path) -> None:
         load(tiny)
 
 
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Put something else in the extension's place, and forget what has imported it."""
+
+    def put(stand_in: object) -> None:
+        name = "trioengine.engine_proc.native_runner"
+        for module in ("_native", "start", "assemble"):
+            monkeypatch.delitem(sys.modules, f"{name}.{module}", raising=False)
+            monkeypatch.delattr(native_runner, module, raising=False)
+        monkeypatch.setitem(sys.modules, f"{name}._native", stand_in)  # type: ignore[arg-type]
+
+    return put
+
+
 def test_without_the_extension_the_runner_is_left_out(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, without: Callable[[object], None]
 ) -> None:
-    name = "trioengine.engine_proc.native_runner"
-    for module in ("_native", "start", "assemble"):
-        monkeypatch.delitem(sys.modules, f"{name}.{module}", raising=False)
-        monkeypatch.delattr(native_runner, module, raising=False)
-    monkeypatch.setitem(sys.modules, f"{name}._native", None)
-    assert native_runner.supported(tiny) == "the native extension was not built"
-    with pytest.raises(ImportError):
+    without(None)
+    reason = "the native extension was not built (there was no C++ compiler)"
+    assert native_runner.supported(tiny) == reason
+    with pytest.raises(ConfigError) as caught:
+        load(tiny)
+    assert caught.value.message == reason
+
+
+@pytest.mark.usefixtures("extension")
+def test_an_extension_that_does_not_load_is_left_out(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, without: Callable[[object], None]
+) -> None:
+    class Broken:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name.endswith("._native"):
+                raise ImportError("undefined symbol: x")
+
+    without(None)
+    del sys.modules["trioengine.engine_proc.native_runner._native"]
+    monkeypatch.setattr(native_runner, "_is_built", lambda: True)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ConfigError, match="cannot be loaded: undefined symbol: x"):
         load(tiny)
 
 

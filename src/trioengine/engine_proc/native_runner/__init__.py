@@ -1,14 +1,14 @@
 """The native CPU runner: one call into C++ per step, decoders of the Llama family.
 
 The sources of the extension are in ``native/`` at the root of the repository. Where it was not
-built (an installation without a compiler), ``load`` raises ``ImportError`` and the engine falls
-back to torch. Nothing here imports torch.
+built (an installation without a compiler), ``load`` refuses and the engine falls back to torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trioengine.errors import ConfigError
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
 
 __all__ = ["load", "supported"]
+
+NOT_BUILT: Final = "the native extension was not built (there was no C++ compiler)"
 
 
 def load(
@@ -35,11 +37,15 @@ def load(
 
     Raises:
         ConfigError: An option does not fit this machine or this model, or the model is none that
-            this runner computes; the message says why.
-        ImportError: The extension was not built.
+            this runner computes, or the extension was not built or cannot be loaded; the message
+            says why.
     """
-    from trioengine.engine_proc.native_runner.start import start
-
+    if not _is_built():
+        raise ConfigError(NOT_BUILT)
+    try:
+        from trioengine.engine_proc.native_runner.start import start
+    except ImportError as error:  # built for another Python or another C++ library
+        raise ConfigError(f"the native extension cannot be loaded: {error}") from error
     return start(model_dir, options, progress)
 
 
@@ -50,10 +56,14 @@ def supported(model_dir: Path) -> str | None:
     """
     from trioengine.engine_proc.native_runner.config import read_config
 
-    if importlib.util.find_spec(f"{__name__}._native") is None:
-        return "the native extension was not built"
+    if not _is_built():
+        return NOT_BUILT
     try:
         read_config(model_dir)
     except ConfigError as error:
         return error.message
     return None
+
+
+def _is_built() -> bool:
+    return importlib.util.find_spec(f"{__name__}._native") is not None
