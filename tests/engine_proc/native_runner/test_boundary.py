@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
 from helpers.numpy_llama import TinyShape, greedy_rows, make_batch
+from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks, LogitBias, Penalties
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
     from hypothesis.strategies import DataObject
 
     from helpers.native_fixtures import OpenTiny
     from trioengine.engine_proc.runner import StepBatch
+
+    Draw = Callable[..., Any]
 
 VOCAB: Final = 203
 MAX_TOKENS: Final = 48
@@ -56,7 +61,8 @@ def odd_arrays(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> npt.NDArray
     shape = draw(array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=24))
     dtype = np.dtype(draw(st.sampled_from(dtypes)))
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    return draw(st.sampled_from(LAYOUTS))(array)
+    laid: npt.NDArray[Any] = draw(st.sampled_from(LAYOUTS))(array)
+    return laid
 
 
 def misaligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -101,15 +107,35 @@ def sound_batch(draw: st.DrawFn) -> StepBatch:
         length, start = draw(st.integers(1, 12)), draw(st.integers(0, 20))
         tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=length, max_size=length))
         parts.append((tokens, start, [3 * index, 3 * index + 1, 3 * index + 2]))
-    return make_batch(parts, all_rows=draw(st.booleans()))
+    batch = make_batch(parts, all_rows=draw(st.booleans()))
+    rows, count = batch.sampling, len(batch.logits_rows)
+    entries = np.full(count, VOCAB - 1, np.int32)
+    starts = np.arange(count + 1, dtype=np.int32)
+    some = np.full(count, 0.5, np.float32)
+    if draw(st.booleans()):
+        rows.allow = AllowMasks(np.full((2, 7), 5, np.uint32), entries % 3 - 1)
+    if draw(st.booleans()):
+        rows.bias = LogitBias(starts, entries, some)
+    if draw(st.booleans()):
+        rows.penalties = Penalties(some, some, some, starts, entries, entries % 3)
+    if draw(st.booleans()):
+        rows.logprobs_k, rows.targets = entries % 5 - 1, entries.copy()
+    return batch
+
+
+def arrays_of(batch: StepBatch) -> list[tuple[Any, str]]:
+    """Return every array of a batch: its owner and its name."""
+    rows = batch.sampling
+    owned = [(batch, name) for name in BATCH] + [(rows, name) for name in SAMPLING]
+    owned += [(rows, name) for name in ("logprobs_k", "targets") if getattr(rows, name) is not None]
+    edits: list[Any] = [
+        part for part in (rows.allow, rows.bias, rows.penalties) if part is not None
+    ]
+    return owned + [(part, name) for part in edits for name in part.__slots__]
 
 
 def break_something(draw: st.DrawFn, batch: StepBatch) -> None:
-    owner, name = draw(
-        st.sampled_from(
-            [(batch, name) for name in BATCH] + [(batch.sampling, name) for name in SAMPLING]
-        )
-    )
+    owner, name = draw(st.sampled_from(arrays_of(batch)))
     array = getattr(owner, name)
     if not isinstance(array, np.ndarray):  # broken already
         return
@@ -154,9 +180,9 @@ def test_any_batch_is_computed_or_refused(open_tiny: OpenTiny, isa: str, shape: 
     @given(batch=broken_batches())
     def check(batch: StepBatch) -> None:
         with contextlib.suppress(*REFUSALS):
-            tokens, logits = runner.logits(batch)
+            result, logits = runner.logits(batch)
             assert logits.shape == (len(batch.logits_rows), VOCAB)
-            assert ((tokens >= 0) & (tokens < VOCAB)).all()
+            assert ((result.tokens >= NO_TOKEN) & (result.tokens < VOCAB)).all()
         after = runner.logits(make_batch(healthy, all_rows=True))[1]
         np.testing.assert_array_equal(after.view(np.uint32), expected.view(np.uint32))
 
@@ -209,7 +235,7 @@ def sources(draw: st.DrawFn, kind: str, columns: int) -> npt.NDArray[Any]:
     return raw.view(dtype).reshape(rows, columns)
 
 
-def pack(extension: Any, draw: st.DrawFn) -> Any:
+def pack(extension: Any, draw: Draw) -> Any:
     kind = draw(st.sampled_from(KINDS))
     columns = draw(st.one_of(st.sampled_from([1, 31, 32, 64, 70]), sizes))
     rows = draw(index_arrays)
@@ -265,7 +291,7 @@ def linear(extension: Any, outputs: int, inputs: int) -> Any:
     )
 
 
-def build(extension: Any, draw: st.DrawFn) -> Any:
+def build(extension: Any, draw: Draw) -> Any:
     """Build a model of which at most a few things are wrong."""
     shape: dict[str, Any] = dict(SHAPE)
     for name in draw(st.lists(st.sampled_from(sorted(SHAPE)), max_size=2)):
@@ -306,6 +332,7 @@ def test_any_model_is_built_or_refused(extension: Any, data: DataObject) -> None
             *(getattr(batch, name) for name in BATCH),
             *(getattr(rows, name) for name in SAMPLING),
             [],
+            *([None] * 5),
             True,
         )
 
@@ -361,14 +388,15 @@ def test_any_logits_are_sampled_or_refused(extension: Any, isa: str) -> None:
     check()
 
 
-def sample_anything(extension: Any, isa: str, draw: st.DrawFn) -> None:
+def sample_anything(extension: Any, isa: str, draw: Draw) -> None:
     rows, vocab = draw(st.integers(0, 3)), draw(st.integers(0, 200))
     value = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(width=32))
     some = np.array(draw(st.lists(value, min_size=1, max_size=5)), np.float32)
     logits = draw(st.one_of(st.just(np.resize(some, (rows, vocab))), odd_arrays()))
 
     def column(values: st.SearchStrategy[Any]) -> list[Any]:
-        return draw(st.lists(values, min_size=rows, max_size=rows))
+        drawn: list[Any] = draw(st.lists(values, min_size=rows, max_size=rows))
+        return drawn
 
     tokens = extension.sample(
         logits,

@@ -130,7 +130,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
         for module in ("_native", "start", "assemble"):
             monkeypatch.delitem(sys.modules, f"{name}.{module}", raising=False)
             monkeypatch.delattr(native_runner, module, raising=False)
-        monkeypatch.setitem(sys.modules, f"{name}._native", stand_in)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, f"{name}._native", stand_in)
 
     return put
 
