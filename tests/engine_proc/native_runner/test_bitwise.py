@@ -3,14 +3,14 @@
 Each request runs alone first: one thread, no prefix cache, its prompt in one step. Then all of them
 run through another engine with everything that may happen to them: arrivals at random steps, some
 aborted, prompts that begin like another's, a random token budget and chunk, and a cache so small
-that the youngest are preempted. What must be equal is every token and every float32 logit that a
-token was sampled from; logprobs are a function of those, of the row alone.
+that the youngest are preempted. What must be equal is every token, every float32 logit that a token
+was sampled from, and every logprob that was asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -44,22 +44,27 @@ EXAMPLES = {"portable": 10, "avx2": 15, "avx512": 20, "avx512_bf16": 25, "amx": 
 
 
 class Tapped:
-    """The native runner with fewer blocks, keeping the logits that each token was sampled from."""
+    """The native runner with fewer blocks, keeping what each token was sampled from."""
 
     def __init__(self, runner: NativeModelRunner, num_blocks: int) -> None:
         self.model, self.block_size, self.num_blocks = runner.model, runner.block_size, num_blocks
-        self.logits: dict[tuple[int, int], Float32Array] = {}
+        self.logits: dict[tuple[int, int], list[Float32Array]] = {}
         self._runner = runner
 
     def execute(self, batch: StepBatch) -> StepResult:
         # The same step twice: the second finds in the cache what it writes itself, so both must
         # give the same, and the first is the call that serves.
         result = self._runner.execute(batch)
-        sampled, logits = self._runner.logits(batch)
-        np.testing.assert_array_equal(result.tokens, sampled)
+        again, logits = self._runner.logits(batch)
+        np.testing.assert_array_equal(result.tokens, again.tokens)
         rows = batch.sampling
         for row, key in enumerate(zip(rows.request_ids, rows.positions, strict=True)):
-            self.logits[int(key[0]), int(key[1])] = logits[row].copy()
+            values = [logits[row].copy()]
+            if rows.logprobs_k is not None and (width := int(rows.logprobs_k[row])) >= 0:
+                logprobs = result.logprobs
+                assert logprobs is not None
+                values += [logprobs.chosen[row : row + 1], logprobs.top[row, :width]]
+            self.logits[int(key[0]), int(key[1])] = values
         return result
 
     def call(self, method: str, args: dict[str, object]) -> object:
@@ -81,16 +86,16 @@ class Story:
 
 @dataclasses.dataclass
 class Outcome:
-    """Tokens, and the logits before each, by position."""
+    """Tokens, and by position the logits before each, and its logprobs."""
 
     tokens: list[int]
-    logits: dict[int, Float32Array]
+    logits: dict[int, list[Float32Array]]
 
 
 class Engine:
     """An engine over a tapped runner; nothing is printed, so any text will do."""
 
-    def __init__(self, runner: NativeModelRunner, num_blocks: int, **options: int) -> None:
+    def __init__(self, runner: NativeModelRunner, num_blocks: int, **options: Any) -> None:
         self.tap = Tapped(runner, num_blocks)
         vocab = simulated_vocab(300)  # the fewest it can have are 257
         self.core = EngineCore(self.tap, lambda params: Detokenizer(vocab), **options)
@@ -119,7 +124,12 @@ class Engine:
 
 
 def params() -> st.SearchStrategy[SamplingParams]:
-    greedy = st.builds(SamplingParams, temperature=st.just(0.0), max_tokens=st.integers(1, 40))
+    greedy = st.builds(
+        SamplingParams,
+        temperature=st.just(0.0),
+        max_tokens=st.integers(1, 40),
+        logprobs=st.sampled_from([None, 0, 3]),
+    )
     seeded = st.builds(
         SamplingParams,
         temperature=st.sampled_from([0.5, 1.0, 2.0]),
@@ -129,6 +139,9 @@ def params() -> st.SearchStrategy[SamplingParams]:
         seed=st.integers(0, 2**62),
         max_tokens=st.integers(1, 40),
         ignore_eos=st.booleans(),
+        logprobs=st.sampled_from([None, None, 5]),
+        presence_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
     )
     return st.one_of(greedy, seeded)
 
@@ -182,9 +195,9 @@ def assert_same_bits(ours: Outcome, alone: Outcome, *, aborted: bool) -> None:
     else:
         assert ours.tokens == alone.tokens
         assert ours.logits.keys() == alone.logits.keys()
-    for position, logits in ours.logits.items():
-        expected = alone.logits[position]
-        np.testing.assert_array_equal(logits.view(np.uint32), expected.view(np.uint32))
+    for position, values in ours.logits.items():
+        for found, expected in zip(values, alone.logits[position], strict=True):
+            np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.slow
