@@ -10,6 +10,7 @@ float32 logits differ by less than 1e-4 of their range.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,19 @@ import torch
 
 from trioengine.engine_proc.runner import StepResult
 from trioengine.engine_proc.torch_runner.attention import PagedAttention, bind
+from trioengine.engine_proc.torch_runner.body import KeptBody
 from trioengine.engine_proc.torch_runner.logit_edits import has_edits
 from trioengine.engine_proc.torch_runner.paged_cache import LayerCache
 from trioengine.engine_proc.torch_runner.profiler import TorchProfiler
-from trioengine.engine_proc.torch_runner.row_logprobs import read_logprobs
+from trioengine.engine_proc.torch_runner.row_logprobs import ROWS_AT_ONCE, read_logprobs
 from trioengine.engine_proc.torch_runner.sampler import sample
 from trioengine.engine_proc.torch_runner.step_plan import StepPlan, to_device
 from trioengine.errors import InvalidRequestError
 from trioengine.protocol import ModelInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from trioengine.engine_proc.runner import SamplingRows, StepBatch
@@ -64,22 +68,38 @@ class TorchModelRunner:
             [LayerCache(s, num_blocks, block_size, self._device) for s in checkpoint.layers]
         )
         bind(checkpoint.network, self._attention)
+        self._body = KeptBody(checkpoint.network)
         self._profiler = TorchProfiler()
         self._profile_dir = profile_dir
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Compute one step; see ``ModelRunner``."""
         with torch.inference_mode():
-            logits = self.logits(batch)
-            if not len(logits):
-                return StepResult(np.empty(0, np.int32))
-            return _finish(logits, batch.sampling)
+            rows = batch.sampling
+            num_rows = len(batch.logits_rows)
+            num_sampled = num_rows if rows.targets is None else int((rows.targets < 0).sum())
+            # Rows that sample come first and stay together; there are few of them.
+            chunks = self.logits_in_chunks(batch, max(num_sampled, ROWS_AT_ONCE))
+            return _finish(chunks, rows, num_sampled)
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the step and return its logits, ``[num_rows, vocab]`` in the network's dtype.
 
         Keys and values of all of the step's tokens are in the cache afterwards.
         """
+        return self._forward(batch, batch.logits_rows)
+
+    def logits_in_chunks(self, batch: StepBatch, rows_at_once: int) -> Iterator[torch.Tensor]:
+        """Compute the step and return its logits, so many rows at a time, at least one chunk."""
+        rows = batch.logits_rows
+        if len(rows) <= rows_at_once or not self._body.separable:
+            yield self.logits(batch)
+            return
+        with self._body.keep():
+            for start in range(0, len(rows), rows_at_once):
+                yield self._forward(batch, rows[start : start + rows_at_once])
+
+    def _forward(self, batch: StepBatch, rows: npt.NDArray[np.int32]) -> torch.Tensor:
         if self._network is None:
             raise RuntimeError("the runner is closed")
         with torch.inference_mode():
@@ -89,7 +109,7 @@ class TorchModelRunner:
                     input_ids=self._upload(batch.token_ids)[None],
                     position_ids=self._upload(batch.positions)[None],
                     use_cache=False,
-                    logits_to_keep=self._upload(batch.logits_rows),
+                    logits_to_keep=self._upload(rows),
                 )
             finally:
                 self._attention.plan = None
@@ -127,10 +147,18 @@ class TorchModelRunner:
             torch.cuda.empty_cache()
 
 
-def _finish(logits: torch.Tensor, rows: SamplingRows) -> StepResult:
-    """Give every row its token, and logprobs where they are wanted."""
-    num_sampled = len(logits) if rows.targets is None else int((rows.targets < 0).sum())
-    sampled = logits[:num_sampled]
+def _finish(chunks: Iterator[torch.Tensor], rows: SamplingRows, num_sampled: int) -> StepResult:
+    """Give every row its token, and logprobs where they are wanted.
+
+    Args:
+        chunks: Logits of the rows, in order; all that sample are in the first chunk.
+        rows: How.
+        num_sampled: How many rows sample; the others have their token.
+    """
+    first = next(chunks)
+    sampled = first[:num_sampled]
+    if not len(rows.temperature):
+        return StepResult(np.empty(0, np.int32))
     if rows.logprobs_k is None:
         return StepResult(_to_numpy(sample(sampled, rows)))
     if sampled.dtype == torch.float32 and has_edits(rows):
@@ -138,7 +166,8 @@ def _finish(logits: torch.Tensor, rows: SamplingRows) -> StepResult:
     tokens = _to_numpy(sample(sampled, rows))
     if rows.targets is not None:
         tokens = np.concatenate([tokens, rows.targets[num_sampled:]])
-    return StepResult(tokens, read_logprobs(logits, tokens, rows.logprobs_k))
+    logprobs = read_logprobs(itertools.chain([first], chunks), tokens, rows.logprobs_k)
+    return StepResult(tokens, logprobs)
 
 
 def _to_numpy(tokens: torch.Tensor) -> npt.NDArray[np.int32]:

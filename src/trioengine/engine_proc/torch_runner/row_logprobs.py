@@ -11,21 +11,25 @@ from trioengine.engine_proc.runner import RowLogprobs
 from trioengine.outputs import LEAST_LOGPROB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
-__all__ = ["read_logprobs"]
+__all__ = ["ROWS_AT_ONCE", "read_logprobs"]
 
 ROWS_AT_ONCE: Final = 256
 """Rows that are held in float32 at once: a prompt may have thousands."""
 
 
 def read_logprobs(
-    logits: torch.Tensor, tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+    chunks: Iterable[torch.Tensor],
+    tokens: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
 ) -> RowLogprobs:
     """Return logprobs of the rows that want them.
 
     Args:
-        logits: ``[num_rows, vocab]`` of any float dtype, as the model gave them.
+        chunks: ``[some rows, vocab]`` of any float dtype, as the model gave them; all, in order.
         tokens: int32 ``[num_rows]``; negative ones are not looked at.
         counts: int32 ``[num_rows]``, likeliest tokens wanted; -1: nothing at all.
     """
@@ -36,12 +40,16 @@ def read_logprobs(
         top_ids=np.full((num_rows, width), -1, np.int32),
         top=np.full((num_rows, width), LEAST_LOGPROB, np.float32),
     )
-    wanted = np.flatnonzero((counts >= 0) & (tokens >= 0))
-    for start in range(0, len(wanted), ROWS_AT_ONCE):
-        rows = wanted[start : start + ROWS_AT_ONCE]
-        index = torch.from_numpy(rows).to(logits.device)
-        column = torch.from_numpy(tokens[rows].astype(np.int64)).to(logits.device)[:, None]
-        _read(logits[index].float(), column, rows, found)
+    wanted = (counts >= 0) & (tokens >= 0)
+    begin = 0
+    for logits in chunks:
+        rows = begin + np.flatnonzero(wanted[begin : begin + len(logits)])
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[start : start + ROWS_AT_ONCE]
+            index = torch.from_numpy(some - begin).to(logits.device)
+            column = torch.from_numpy(tokens[some].astype(np.int64)).to(logits.device)[:, None]
+            _read(logits[index].float(), column, some, found)
+        begin += len(logits)
     return found
 
 
