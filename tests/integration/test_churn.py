@@ -9,56 +9,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
+from helpers.churn import descriptors, leave_early, total
 from helpers.server_process import ServerProcess, wait_until
-from helpers.sse_client import open_stream
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 QUIET_WITHIN_S = 1.0
 OTHER_DESCRIPTORS = 8  # the probe's connection, and what a thread opens in passing
-
-
-def descriptors(pid: int) -> dict[str, str]:
-    """Return what each open descriptor of a process is."""
-    found = {}
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        try:
-            found[entry.name] = os.readlink(entry.path)
-        except FileNotFoundError:
-            continue
-    return found
-
-
-def total(metrics: dict[str, float], name: str) -> float:
-    """Return a counter summed over its labels."""
-    return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
-
-
-async def leave_early(port: int, rng: random.Random) -> None:
-    """Open one request and leave in some phase of it; or stay to the end."""
-    phase = rng.choice(["sent", "head", "stream", "stream", "plain", "end"])
-    body: dict[str, Any] = {
-        "prompt": "x" * rng.randrange(1, 400),
-        "max_tokens": rng.randrange(5, 60),
-        "n": rng.choice([1, 1, 1, 3]),
-        "ignore_eos": True,
-        "stream": phase != "plain",
-    }
-    await trio.sleep(rng.random())
-    async with open_stream(port, body, read_head=phase not in ("sent", "plain")) as stream:
-        if phase in ("sent", "plain"):
-            await trio.sleep(rng.random() * 0.05)
-        elif phase == "stream":
-            for _ in range(rng.randrange(1, 10)):
-                await stream.read_event()
-        elif phase == "end":
-            await stream.read_events()
 
 
 async def test_500_streams_that_close_at_random_leave_nothing_behind() -> None:

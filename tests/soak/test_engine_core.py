@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from helpers.churn import resident_bytes
 from helpers.stepped_engine import sim_core
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.protocol import Add
@@ -23,12 +24,6 @@ CHECK_EVERY: Final = 10_000  # steps
 GROWTH: Final = 1.02
 MOST_LIVE: Final = 10
 NUM_BLOCKS: Final = 28  # of four tokens: four sequences of 64 do not fit, so some are preempted
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Crowd:
