@@ -27,10 +27,11 @@ def fake_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_list_says_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    heading, line = list_models()
+    heading, line, *others = list_models()
     assert heading.split() == ["NAME", "SIZE", "LICENCE", "CACHED"]
     assert line.split()[:5] == ["smollm2-135m-instruct", "98", "MB", "Apache-2.0", "no"]
     assert line.endswith("(default)")
+    assert [other.split()[0] for other in others] == ["all-minilm-l6-v2"]
     fake_work(monkeypatch)
     fetch_model(resolve.DEFAULT_MODEL, lambda phase, fraction: None)
     assert list_models()[1].split()[4] == "yes"

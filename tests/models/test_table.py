@@ -18,5 +18,6 @@ def test_entries_are_exact() -> None:
         assert re.fullmatch(r"[0-9a-f]{64}", model.sha256)
         assert re.fullmatch(r"[\w.-]+==[\w.]+", model.requirement)
         assert model.name == file_name(model.name).lower()  # as users type it, and a file name
-        assert model.member.endswith(".gguf")
+        assert model.is_gguf is not bool(model.companions)
+        assert all(re.fullmatch(r"[0-9a-f]{64}", sha256) for _, sha256 in model.companions)
         assert model.num_bytes > 0

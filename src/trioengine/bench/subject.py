@@ -9,9 +9,9 @@ import msgspec
 
 from trioengine.bench.model_cost import ModelCost, read_model_cost
 from trioengine.errors import ConfigError
-from trioengine.models.fetch import GGUF_NAME
 from trioengine.models.resolve import ModelKind, resolve_model
 from trioengine.models.source import find_model
+from trioengine.models.table import GGUF_NAME
 from trioengine.settings import load_config
 from trioengine.text.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trioengine.errors import EngineStartError
 from trioengine.models.checkpoint_files import read_chat_templates
-from trioengine.models.fetch import GGUF_NAME
 from trioengine.models.gguf_header import read_gguf_scalars
+from trioengine.models.table import GGUF_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

