@@ -1,0 +1,197 @@
+"""The C++ behind penalties, biases, masks and logprobs, against plain loops over its own logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.native_fixtures import ISAS
+from helpers.numpy_llama import NumpyLlama, TinyShape, make_batch
+from helpers.sampling_reference import Extras, edited, give_extras, log_softmax
+from trioengine.engine_proc.runner import NO_TOKEN, RowLogprobs, StepBatch
+from trioengine.outputs import LEAST_LOGPROB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.native_fixtures import OpenTiny
+    from trioengine.engine_proc.native_runner.model_runner import NativeModelRunner
+
+VOCAB = 203  # no multiple of 32 or 64
+TOKENS = np.random.default_rng(5).integers(0, VOCAB, 12).tolist()
+
+ids = st.integers(0, VOCAB - 1)
+penalty = st.sampled_from([0.0, 0.0, -2.0, 0.7, 2.0])
+extras_of_a_row = st.builds(
+    Extras,
+    presence=penalty,
+    frequency=penalty,
+    repetition=st.sampled_from([1.0, 1.0, 0.5, 1.3, 2.0]),
+    bias=st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 0.5, 100.0]), max_size=6).map(
+        lambda bias: tuple(bias.items())
+    ),
+    allowed=st.none() | st.sets(ids, max_size=80).map(lambda allowed: tuple(sorted(allowed))),
+    masked=st.sets(ids, max_size=80).map(tuple),
+    logprobs=st.integers(-1, 20),
+    prompt=st.lists(ids, max_size=40).map(tuple),
+    output=st.lists(ids, max_size=40).map(tuple),
+)
+
+
+def batch_of(asked: list[Extras]) -> StepBatch:
+    batch = make_batch([(TOKENS, 0, [1])], all_rows=True)
+    assert len(batch.logits_rows) == len(TOKENS)
+    rest = [Extras()] * (len(TOKENS) - len(asked))
+    give_extras(batch.sampling, [*asked, *rest], VOCAB)
+    return batch
+
+
+def check_row(
+    token: int, found: RowLogprobs, row: int, logits: np.ndarray[Any, Any], extras: Extras
+) -> None:
+    """Compare one row with the plain reference; the token was sampled greedily."""
+    expected = edited(logits, extras)
+    best = expected.max()
+    if best == -np.inf:
+        assert token == NO_TOKEN
+        return
+    assert expected[token] >= best - 1e-4 * max(1.0, abs(best))  # two may be equals in float32
+    if extras.logprobs < 0:
+        return
+    logprobs = log_softmax(logits)
+    assert found.chosen[row] == pytest.approx(logprobs[token], abs=1e-5)
+    assert found.ranks[row] == 1 + int((logits > logits[token]).sum())
+    order = np.argsort(-logits, kind="stable")[: extras.logprobs]
+    assert found.top_ids[row, : extras.logprobs].tolist() == order.tolist()
+    np.testing.assert_allclose(found.top[row, : extras.logprobs], logprobs[order], atol=1e-5)
+
+
+@pytest.fixture(params=ISAS)
+def runner(
+    request: pytest.FixtureRequest, extension: Any, open_tiny: OpenTiny
+) -> NativeModelRunner:
+    if request.param not in extension.usable_isas():
+        pytest.skip(f"no {request.param} on this machine")
+    return open_tiny(TinyShape(vocab=VOCAB), isa=request.param)[0]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=st.lists(extras_of_a_row, min_size=1, max_size=len(TOKENS)))
+def test_rows_equal_the_reference(runner: NativeModelRunner, asked: list[Extras]) -> None:
+    result, logits = runner.logits(batch_of(asked))
+    _, own = runner.logits(make_batch([(TOKENS, 0, [1])], all_rows=True))
+    np.testing.assert_array_equal(logits, own)  # told before any of it
+    assert result.logprobs is not None
+    for row, extras in enumerate(asked):
+        check_row(int(result.tokens[row]), result.logprobs, row, logits[row], extras)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=st.lists(extras_of_a_row, min_size=2, max_size=len(TOKENS)), seed=st.integers(0, 9))
+def test_no_row_changes_a_bit_of_another(
+    runner: NativeModelRunner, asked: list[Extras], seed: int
+) -> None:
+    def outcome(these: list[Extras], row: int) -> Any:
+        batch = batch_of(these)
+        batch.sampling.temperature[::2] = 0.9
+        batch.sampling.top_p[::3] = 0.9
+        batch.sampling.seeds[:] = seed
+        batch.sampling.all_greedy = False
+        result = runner.execute(batch)
+        found, k = result.logprobs, these[row].logprobs
+        assert found is not None
+        told = [found.chosen[row], found.ranks[row], *found.top[row, : max(k, 0)]]
+        return int(result.tokens[row]), told if k >= 0 else None
+
+    last = len(asked) - 1
+    alone = [Extras()] * last + [asked[last]]
+    assert outcome(asked, last) == outcome(alone, last)
+
+
+def test_a_target_comes_whatever_is_likely(runner: NativeModelRunner) -> None:
+    targets = [(7 * i + 3) % VOCAB for i in range(len(TOKENS))]
+    batch = batch_of([Extras(target=target, logprobs=2) for target in targets])
+    result, logits = runner.logits(batch)
+    assert result.tokens.tolist() == targets
+    assert result.logprobs is not None
+    expected = [log_softmax(row)[target] for row, target in zip(logits, targets, strict=True)]
+    np.testing.assert_allclose(result.logprobs.chosen, expected, atol=1e-5)
+
+
+def test_more_likeliest_tokens_than_there_are(open_tiny: OpenTiny) -> None:
+    runner, _ = open_tiny(TinyShape(vocab=9))
+    batch = make_batch([([1, 2, 3], 0, [1])], all_rows=True)
+    give_extras(batch.sampling, [Extras(logprobs=9)] * 3, 9)
+    found = runner.execute(batch).logprobs
+    assert found is not None
+    assert found.top_ids.shape == (3, 9)
+    assert sorted(found.top_ids[0].tolist()) == list(range(9))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_told_as_the_least(open_tiny: OpenTiny, broken: float) -> None:
+    """A token with a broken logit, and rows with nothing but such logits, beside healthy ones."""
+    model = NumpyLlama(TinyShape(vocab=VOCAB))
+    model.tensors["model.embed_tokens.weight"][7] = broken
+    runner, _ = open_tiny(model)
+    batch = make_batch([([7] * 8, 0, [3]), ([1, 2, 3], 0, [4])], all_rows=True)
+    asked = [Extras(logprobs=20, allowed=(7, 8, 9), bias=((7, 1.0),))] * 11
+    give_extras(batch.sampling, asked, VOCAB)
+    for temperature in (0.0, 0.8):
+        batch.sampling.temperature[:] = temperature
+        result = runner.execute(batch)
+        found = result.logprobs
+        assert found is not None
+        assert set(result.tokens.tolist()) <= {NO_TOKEN, 7, 8, 9}
+        for values in (found.chosen, found.top):
+            assert np.isfinite(values).all()
+            assert (values >= LEAST_LOGPROB).all()
+            assert (values <= 0).all()
+
+
+def setter(part: str, name: str, values: Any, dtype: Any) -> Callable[[StepBatch], None]:
+    def change(batch: StepBatch) -> None:
+        owner = getattr(batch.sampling, part) if part else batch.sampling
+        setattr(owner, name, np.array(values, dtype))
+
+    return change
+
+
+LAST = [0] * (len(TOKENS) - 1)
+UNSOUND = {
+    "entries that fall": (setter("bias", "starts", [0, 1, 0, *LAST[2:], 1], np.int32), "falls"),
+    "entries that begin late": (setter("bias", "starts", [1] * 13, np.int32), "begin with 0"),
+    "entries that end early": (setter("penalties", "starts", [0] * 13, np.int32), "must end"),
+    "a bias of no token": (setter("bias", "token_ids", [VOCAB], np.int32), "bias.token_ids"),
+    "a bias that is no number": (setter("bias", "values", [np.nan], np.float32), "bias.values"),
+    "a penalty of no token": (setter("penalties", "token_ids", [-1], np.int32), "token_ids"),
+    "a count below 0": (setter("penalties", "counts", [-1], np.int32), "counts"),
+    "a repetition of 0": (setter("penalties", "repetition", [0, *LAST], np.float32), "repetition"),
+    "a presence of infinity": (
+        setter("penalties", "presence", [np.inf, *LAST], np.float32),
+        "presence",
+    ),
+    "too few penalties": (setter("penalties", "frequency", [0.0], np.float32), "expected 12"),
+    "a mask that is not there": (setter("allow", "row_masks", [1, *LAST], np.int32), "row_masks"),
+    "a mask too narrow": (setter("allow", "words", [[1]], np.uint32), "vocabulary"),
+    "words of another type": (setter("allow", "words", [[1] * 7], np.int32), "wrong dtype"),
+    "a target of no token": (setter("", "targets", [VOCAB, *LAST], np.int32), "targets"),
+    "too many likeliest": (
+        setter("", "logprobs_k", [VOCAB + 1, *LAST], np.int32),
+        "logprobs_k",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSOUND)
+def test_unsound_arrays_are_refused(open_tiny: OpenTiny, case: str) -> None:
+    change, message = UNSOUND[case]
+    runner, _ = open_tiny(TinyShape(vocab=VOCAB))
+    batch = batch_of([Extras(bias=((1, 1.0),), output=(2,), allowed=(3,), logprobs=1)])
+    change(batch)
+    with pytest.raises(ValueError, match=message):
+        runner.execute(batch)
