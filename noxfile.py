@@ -182,6 +182,13 @@ def sanitizer_environment(session: nox.Session) -> dict[str, str]:
 
 
 @nox.session(venv_backend="none")
+def accuracy(session: nox.Session) -> None:
+    """Greedy agreement and perplexity of every precision against float32: the table in docs/."""
+    run(session, "pytest", "-q", "-o", "faulthandler_timeout=900",
+        "tests/engine_proc/native_runner/test_accuracy.py", *session.posargs)  # fmt: skip
+
+
+@nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes to hours: a million messages, thousands of histories."""
     pytest(session, "tests", "-m", "not gpu", profile="soak")

@@ -1,4 +1,4 @@
-"""Whatever Python hands to the extension: a clean refusal or a clean result, never a crash.
+"""Whatever step Python hands to the extension: a clean refusal or a clean result, never a crash.
 
 What these find they find best under the sanitizers (``nox -s sanitizers``), where a read or write
 beyond an array ends the process.
@@ -7,27 +7,23 @@ beyond an array ends the process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes
 
 from helpers.numpy_llama import TinyShape, greedy_rows, make_batch
+from helpers.odd_arrays import REFUSALS, integers, misaligned, odd_arrays
 from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks, LogitBias, Penalties
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
-    from hypothesis.strategies import DataObject
 
     from helpers.native_fixtures import OpenTiny
     from trioengine.engine_proc.runner import StepBatch
-
-    Draw = Callable[..., Any]
 
 VOCAB: Final = 203
 MAX_TOKENS: Final = 48
@@ -40,64 +36,6 @@ BATCH: Final = (
     "logits_rows",
 )
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "seeds", "positions")
-REFUSALS: Final = (ValueError, TypeError)  # TypeError: no array at all, or one that numpy keeps
-DTYPES: Final = (
-    *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "float32", "float64", "complex64", "bool", ">i4", "O", "M8[s]", "S4"),
-)
-
-integers = st.one_of(
-    st.integers(-3, 3),
-    st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from(
-        [sign * 2**power + off for power in (4, 31, 32, 63) for sign in (-1, 1) for off in (-1, 0)]
-    ).filter(lambda value: -(2**63) <= value < 2**63),
-)
-
-
-@st.composite
-def odd_arrays(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> npt.NDArray[Any]:
-    """Arrays of any type, shape and layout in memory."""
-    shape = draw(array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=24))
-    dtype = np.dtype(draw(st.sampled_from(dtypes)))
-    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    laid: npt.NDArray[Any] = draw(st.sampled_from(LAYOUTS))(array)
-    return laid
-
-
-def misaligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.dtype == object or array.size == 0:
-        return array
-    raw = np.frombuffer(b"\0" + array.tobytes(), array.dtype, offset=1)
-    return raw.reshape(array.shape)
-
-
-def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
-
-
-def field_of_records(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Give it strides that are no multiple of its items."""
-    if array.dtype == object:
-        return array
-    records = np.zeros(array.shape, [("value", array.dtype), ("other", "u1")])
-    records["value"] = array
-    field: npt.NDArray[Any] = records["value"]
-    return field
-
-
-LAYOUTS: Final = (
-    lambda array: array,
-    lambda array: array.T,
-    lambda array: array[..., ::-1] if array.ndim else array,
-    lambda array: np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array,
-    lambda array: np.broadcast_to(array, (3, *array.shape)),
-    lambda array: np.asfortranarray(array),
-    misaligned,
-    read_only,
-    field_of_records,
-)
 
 
 def sound_batch(draw: st.DrawFn) -> StepBatch:
@@ -206,203 +144,69 @@ def test_misaligned_arrays_are_refused(open_tiny: OpenTiny) -> None:
         runner.execute(batch)
 
 
-# Weights and models -------------------------------------------------------------------------------
-
-KINDS: Final = ("bf16", "f16", "f32", "q4_0", "q4_1", "q8_0", "q5_0")
-FORMATS: Final = ("bf16", "q8", "q4", "q4_min", "q2")
-sizes = st.one_of(st.integers(-1, 70), integers)
-index_arrays = st.one_of(
-    st.lists(st.integers(-2, 40), max_size=48).map(lambda v: np.array(v, np.int32)),
-    st.integers(0, 3).map(lambda n: np.arange(16 * n, dtype=np.int32) % 5),
-    odd_arrays(),
-)
+# What changes logits ------------------------------------------------------------------------------
 
 
-@st.composite
-def sources(draw: st.DrawFn, kind: str, columns: int) -> npt.NDArray[Any]:
-    """Mostly arrays that fit, with any bytes in them."""
-    if draw(st.integers(0, 5)) == 0:
-        return draw(odd_arrays())
-    rows = draw(st.integers(0, 20))
-    columns = min(max(columns, 0), 200)
-    dtype: type[np.generic] = np.uint16
-    if kind == "f32":
-        dtype = np.float32
-    elif kind.startswith("q"):
-        columns, dtype = columns // 32 * {"q4_0": 18, "q4_1": 20}.get(kind, 34), np.uint8
-    size = rows * columns * np.dtype(dtype).itemsize
-    raw = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, size, np.uint8)
-    return raw.view(dtype).reshape(rows, columns)
+def ints(*values: int) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)
 
 
-def pack(extension: Any, draw: Draw) -> Any:
-    kind = draw(st.sampled_from(KINDS))
-    columns = draw(st.one_of(st.sampled_from([1, 31, 32, 64, 70]), sizes))
-    rows = draw(index_arrays)
-    outputs = draw(st.one_of(st.just(len(rows) if rows.ndim else 0), sizes))
-    return extension.pack(
-        extension.Arena(),
-        draw(st.lists(sources(kind, columns), max_size=3)),
-        kind,
-        columns,
-        rows,
-        draw(st.one_of(st.none(), index_arrays)),
-        draw(st.one_of(st.none(), st.just(np.ones(rows.size, np.float32)), odd_arrays())),
-        draw(st.sampled_from(FORMATS)),
-        outputs,
-        draw(st.one_of(st.integers(1, 3), sizes)),
+def floats(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def bias(
+    starts: npt.NDArray[np.int32] | None = None, token: int = 5, value: float = 1.0
+) -> LogitBias:
+    return LogitBias(ints(0, 1, 2) if starts is None else starts, ints(4, token), floats(1, value))
+
+
+def penalties(token: int = 5, count: int = 1, **changes: npt.NDArray[Any]) -> Penalties:
+    sound = Penalties(
+        presence=floats(1, 1),
+        frequency=floats(1, 1),
+        repetition=floats(1, 1),
+        starts=ints(0, 1, 2),
+        token_ids=ints(4, token),
+        counts=ints(1, count),
     )
+    return dataclasses.replace(sound, **changes)
 
 
-@pytest.mark.slow
-@given(data=st.data())
-def test_any_weights_are_packed_or_refused(extension: Any, data: DataObject) -> None:
-    with contextlib.suppress(*REFUSALS):
-        packed = pack(extension, data.draw)
-        meaning = packed.dequantise()
-        assert meaning.shape[1] == packed.inputs
-        assert packed.outputs <= meaning.shape[0]
-        rows = data.draw(st.integers(0, 40))
-        isa = data.draw(st.sampled_from(extension.usable_isas()))
-        product = extension.multiply(packed, np.ones((rows, packed.inputs), np.float32), isa)
-        assert product.shape == (rows, meaning.shape[0])
-        extension.multiply(packed, data.draw(odd_arrays()), isa)
+EDITS: Final[dict[str, tuple[str, Any, str]]] = {
+    "too few words": (
+        "allow", AllowMasks(np.ones((1, 6), np.uint32), ints(0, 0)), "do not fit the vocabulary",
+    ),
+    "no such mask": (
+        "allow", AllowMasks(np.ones((1, 7), np.uint32), ints(0, 1)), r"row_masks\[1\] is 1",
+    ),
+    "mask -2": (
+        "allow", AllowMasks(np.ones((1, 7), np.uint32), ints(-2, 0)), r"row_masks\[0\] is -2",
+    ),
+    "bias begins late": ("bias", bias(ints(1, 1, 2)), "must begin with 0"),
+    "bias falls": ("bias", bias(ints(0, 3, 2)), r"bias.starts\[2\] falls"),
+    "bias ends early": ("bias", bias(ints(0, 1, 1)), "must end with the number of entries"),
+    "bias of no token": ("bias", bias(token=203), r"bias.token_ids\[1\] is 203"),
+    "bias of token -1": ("bias", bias(token=-1), r"bias.token_ids\[1\] is -1"),
+    "bias of nan": ("bias", bias(value=np.nan), r"bias.values\[1\]"),
+    "penalties fall": ("penalties", penalties(starts=ints(0, 3, 2)), r"starts\[2\] falls"),
+    "penalty of no token": ("penalties", penalties(token=203), r"penalties.token_ids\[1\] is 203"),
+    "counted -1 times": ("penalties", penalties(count=-1), r"penalties.counts\[1\] is -1"),
+    "presence nan": ("penalties", penalties(presence=floats(0, np.nan)), r"presence\[1\]"),
+    "frequency nan": ("penalties", penalties(frequency=floats(np.nan, 0)), r"penalties.frequency"),
+    "repetition 0": ("penalties", penalties(repetition=floats(1, 0)), r"penalties.repetition\[1\]"),
+    "logprobs -2": ("logprobs_k", ints(0, -2), r"logprobs_k\[1\] is -2"),
+    "logprobs of more than all": ("logprobs_k", ints(0, 204), r"logprobs_k\[1\] is 204"),
+    "no such target": ("targets", ints(203, 0), r"targets\[0\] is 203"),
+    "target -2": ("targets", ints(0, -2), r"targets\[1\] is -2"),
+}  # fmt: skip
 
 
-SHAPE: Final = {
-    "layers": 1,
-    "hidden": 32,
-    "heads": 2,
-    "kv_heads": 1,
-    "head_dim": 32,
-    "padded_head_dim": 32,
-    "intermediate": 32,
-    "vocab": 20,
-    "positions": 16,
-}
-
-
-def linear(extension: Any, outputs: int, inputs: int) -> Any:
-    weight = np.zeros((outputs, inputs), np.uint16)
-    rows = np.full(-(-outputs // 16) * 16, -1, np.int32)
-    rows[:outputs] = np.arange(outputs)
-    return extension.pack(
-        extension.Arena(), [weight], "bf16", inputs, rows, None, None, "bf16", outputs, 1
-    )
-
-
-def build(extension: Any, draw: Draw) -> Any:
-    """Build a model of which at most a few things are wrong."""
-    shape: dict[str, Any] = dict(SHAPE)
-    for name in draw(st.lists(st.sampled_from(sorted(SHAPE)), max_size=2)):
-        shape[name] = draw(integers)
-    builder = extension.ModelBuilder(**shape, eps=1e-5, attention_scale=draw(st.floats()))
-    matrices = {
-        "query": (64, 32), "key": (32, 32), "value": (32, 32), "output": (32, 64),
-        "gate_up": (64, 32), "down": (32, 32),
-    }  # fmt: skip
-    for name in draw(st.lists(st.sampled_from(sorted(matrices)), max_size=1)):
-        matrices[name] = draw(st.sampled_from([(16, 32), (32, 32), (64, 64), (48, 32)]))
-    vectors = st.one_of(*[st.just(np.ones(32, np.float32))] * 4, odd_arrays())
-    norms = {"input_norm": draw(vectors), "post_norm": draw(vectors)}
-    norms |= {name: draw(st.one_of(st.none(), vectors)) for name in ("query_norm", "key_norm")}
-    for _ in range(draw(st.sampled_from([1, 1, 1, 0, 2]))):
-        parts = {name: linear(extension, *size) for name, size in matrices.items()}
-        builder.add_layer(**parts, **norms, window=draw(sizes), rotate=draw(st.booleans()))
-    table = np.zeros((16, 16), np.float32)
-    builder.set_rotation(table, draw(st.one_of(st.just(table), odd_arrays())))
-    builder.set_embedding(draw(st.one_of(st.just(np.zeros((20, 32), np.uint16)), odd_arrays())))
-    builder.set_head(linear(extension, draw(st.sampled_from([20, 20, 20, 16])), 32), draw(vectors))
-    return builder
-
-
-@pytest.mark.slow
-@given(data=st.data())
-def test_any_model_is_built_or_refused(extension: Any, data: DataObject) -> None:
-    options = {"threads": 1, "max_tokens": 32, "num_blocks": 3, "block_size": 16}
-    for name in data.draw(st.lists(st.sampled_from(sorted(options)), max_size=2)):
-        options[name] = data.draw(integers)
-    with contextlib.suppress(*REFUSALS, MemoryError):
-        builder = build(extension, data.draw)
-        assert builder.weight_bytes > 0
-        runner = extension.Runner(builder, isa="", **options)
-        batch = make_batch([([1, 2, 19], 0, [0])])
-        rows = batch.sampling
-        runner.execute(
-            *(getattr(batch, name) for name in BATCH),
-            *(getattr(rows, name) for name in SAMPLING),
-            [],
-            *([None] * 5),
-            True,
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"threads": 0}, "threads must be in"),
-        ({"threads": 10**6}, "threads must be in"),
-        ({"max_tokens": 2**31 - 1}, "max_tokens must be in"),
-        ({"block_size": 2**31 - 16}, "block_size must be"),
-        ({"num_blocks": 2**31 - 1, "block_size": 64}, "too many blocks"),
-    ],
-)
-def test_sizes_that_would_overflow_are_refused(
-    extension: Any, options: dict[str, int], match: str
-) -> None:
-    builder = extension.ModelBuilder(**SHAPE, eps=1e-5, attention_scale=1.0)
-    parts = {
-        "query": (64, 32), "key": (32, 32), "value": (32, 32), "output": (32, 64),
-        "gate_up": (64, 32), "down": (32, 32),
-    }  # fmt: skip
-    ones = np.ones(32, np.float32)
-    builder.add_layer(
-        **{name: linear(extension, *size) for name, size in parts.items()},
-        input_norm=ones, post_norm=ones, query_norm=None, key_norm=None, window=0, rotate=True,
-    )  # fmt: skip
-    builder.set_rotation(np.zeros((16, 16), np.float32), np.zeros((16, 16), np.float32))
-    builder.set_embedding(np.zeros((20, 32), np.uint16))
-    builder.set_head(linear(extension, 20, 32), ones)
-    good = {"threads": 1, "max_tokens": 32, "num_blocks": 3, "block_size": 16}
+@pytest.mark.parametrize("case", EDITS)
+def test_edits_of_logits_that_make_no_sense_are_refused(open_tiny: OpenTiny, case: str) -> None:
+    name, value, match = EDITS[case]
+    runner, _ = open_tiny()
+    batch = make_batch([([1, 2, 3], 0, [1]), ([4], 0, [2])])
+    setattr(batch.sampling, name, value)
     with pytest.raises(ValueError, match=match):
-        extension.Runner(builder, isa="", **(good | options))
-
-
-@given(arguments=st.tuples(integers, integers, integers, integers))
-def test_bytes_of_a_block_are_positive_or_refused(
-    extension: Any, arguments: tuple[int, int, int, int]
-) -> None:
-    with contextlib.suppress(*REFUSALS):
-        layers, kv_heads, head_dim, block_size = arguments
-        expected = 4 * layers * kv_heads * head_dim * block_size
-        assert extension.block_bytes(*arguments) == expected
-
-
-@pytest.mark.slow
-def test_any_logits_are_sampled_or_refused(extension: Any, isa: str) -> None:
-    @given(data=st.data())
-    def check(data: DataObject) -> None:
-        with contextlib.suppress(*REFUSALS):
-            sample_anything(extension, isa, data.draw)
-
-    check()
-
-
-def sample_anything(extension: Any, isa: str, draw: Draw) -> None:
-    rows, vocab = draw(st.integers(0, 3)), draw(st.integers(0, 200))
-    value = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(width=32))
-    some = np.array(draw(st.lists(value, min_size=1, max_size=5)), np.float32)
-    logits = draw(st.one_of(st.just(np.resize(some, (rows, vocab))), odd_arrays()))
-
-    def column(values: st.SearchStrategy[Any]) -> list[Any]:
-        drawn: list[Any] = draw(st.lists(values, min_size=rows, max_size=rows))
-        return drawn
-
-    tokens = extension.sample(
-        logits,
-        *(column(value), column(value), column(integers), column(value), column(value)),
-        draw(st.lists(st.tuples(sizes, st.lists(sizes, max_size=3)), max_size=2)),
-        isa,
-    )
-    assert len(tokens) == len(logits)
-    assert all(0 <= token < logits.shape[1] for token in tokens)
+        runner.execute(batch)
