@@ -4,8 +4,8 @@
     python benchmarks/beside_streams.py --threads 1
 
 Starts a server of its own with the default model. A step is the median gap between the tokens of
-the running streams while no other request comes; each probe is a prompt of 16 tokens, sent when the
-one before it has ended.
+the running streams while no other request comes; each probe is a prompt of 16 tokens, sent at a
+random moment of a step, so that on average half a step is over before the engine can see it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import statistics
 from functools import partial
 from urllib.parse import urlsplit
@@ -52,6 +53,7 @@ async def measure(port: int, num_streams: int, num_probes: int) -> tuple[list[fl
     """Return the probes' times to first token, and the step of the streams, in seconds."""
     streams: list[list[float]] = [[] for _ in range(num_streams)]
     waits: list[float] = []
+    phases = random.Random(0)
     async with trio.open_nursery() as nursery:
         for index, times in enumerate(streams):
             question = request([300 + index] * 32, 4000)
@@ -68,6 +70,7 @@ async def measure(port: int, num_streams: int, num_probes: int) -> tuple[list[fl
             if settled_s < earlier and later < begin_s
         ]
         for index in range(num_probes):
+            await trio.sleep(phases.uniform(0, statistics.median(gaps)))
             sent_s, times = trio.current_time(), list[float]()
             await stream(port, request([600 + index] * 16, 2), times)
             waits.append(times[0] - sent_s)

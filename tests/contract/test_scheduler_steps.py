@@ -66,3 +66,20 @@ def test_a_stop_in_the_middle_drops_what_came_after_it(runner: ModelRunner, num_
     got, _ = answers(runner, [params], num_steps)
     assert got[0].token_ids == tokens[: at + 1]
     assert got[0].finish_reason is FinishReason.STOP
+
+
+def test_every_token_keeps_its_own_logprob(runner: ModelRunner) -> None:
+    """Also where others have left the batch between two steps of one plan."""
+    requests = [
+        SamplingParams(max_tokens=11, logprobs=2, **GREEDY),
+        SamplingParams(max_tokens=2, logprobs=1, **GREEDY),
+        SamplingParams(max_tokens=5, **GREEDY),
+    ]
+    expected, _ = answers(runner, requests, 1)
+    got, _ = answers(runner, requests, 4)
+    for request_id in (0, 1):
+        told = got[request_id].logprobs or []
+        assert [entry.token_id for entry in told] == got[request_id].token_ids
+        scores = [entry.logprob for entry in expected[request_id].logprobs or []]
+        assert [entry.logprob for entry in told] == pytest.approx(scores, abs=1e-4)
+    assert got[2].logprobs is None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from trioengine.engine_proc.runner import StepBatch
+
 PROMPT = [300] * 20
 SCRIPT = SimScript(num_blocks=64, max_model_len=200)
 
@@ -345,6 +347,7 @@ def in_steps(num_steps: int, script: SimScript = SCRIPT) -> tuple[EngineCore, in
         SamplingParams(seed=3, max_tokens=30, stop_token_ids=(foretold(3)[2],)),
         SamplingParams(seed=3, max_tokens=9, min_tokens=7, stop_token_ids=tuple(foretold(6))),
         SamplingParams(seed=4, max_tokens=None, temperature=0.5),
+        SamplingParams(seed=5, max_tokens=10, logprobs=2, prompt_logprobs=1),
     ]
     for request_id, params in enumerate(kinds, 1):
         assert core.add_request(Add(request_id, PROMPT, params)) is None
@@ -406,9 +409,16 @@ def test_an_abort_between_several_steps_drops_all_they_sampled() -> None:
 
 
 def test_an_impossible_token_amid_several_steps_ends_only_its_request() -> None:
-    core, _ = sim_core(
+    core, runner = sim_core(
         SimScript(num_blocks=64, max_model_len=200, bad_token_at_step=3), num_scheduler_steps=4
     )
+    execute, seen = runner.execute, list[int]()
+
+    def watch(batch: StepBatch) -> StepResult:
+        seen.extend(batch.token_ids.tolist())
+        return execute(batch)
+
+    runner.execute = watch  # type: ignore[method-assign]
     for request_id in (1, 2):
         params = SamplingParams(seed=3, max_tokens=9)
         core.add_request(Add(request_id, own_prompt(request_id), params))
@@ -416,6 +426,7 @@ def test_an_impossible_token_amid_several_steps_ends_only_its_request() -> None:
     assert outputs[1].finish_reason is FinishReason.ERROR
     assert len(outputs[1].token_ids) == 2  # what was good before it still counts
     assert len(outputs[2].token_ids) == 9
+    assert min(seen) >= 0  # a kernel would refuse the whole step
 
 
 # Invariants and control ----------------------------------------------------------------------

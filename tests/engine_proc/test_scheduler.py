@@ -259,13 +259,13 @@ def test_a_plan_stops_where_the_longest_answer_does() -> None:
     world = World(num_steps=8)
     one, two = world.add(3), world.add(3)
     world.step()
-    one.max_len, two.max_len = 6, 9
+    one.max_len, two.max_len = 6, 11
     plan = world.scheduler.schedule()
-    assert plan.num_steps == 5
+    assert plan.num_steps == 7
     assert plan.after(1).decodes == [one, two]
     assert plan.after(2).decodes == [two]
-    assert plan.after(4).decodes == [two]
-    assert (one.capacity, two.capacity) == (8, 8)  # nothing beyond their ends
+    assert plan.after(6).decodes == [two]
+    assert (one.capacity, two.capacity) == (8, 12)  # nothing beyond their ends
 
 
 def test_without_room_for_all_steps_there_are_fewer_and_nobody_is_preempted() -> None:

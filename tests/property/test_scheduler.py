@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from helpers.faithful_runner import FaithfulRunner, faithful_answer
 from helpers.requests import Spelling
 from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.request import Request, RequestStatus
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import Add
 from trioengine.sampling_params import SamplingParams
@@ -138,11 +139,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def one_step(self, victims: list[int]) -> None:
         """One step, in which ``victims`` are aborted between sampling and applying."""
         live = self.core.live_ids
+        decoding = [request for request in self.core._scheduler.running if request.decoding]
         outputs = self.core.step(lambda: victims)
         self.take(outputs)
+        self.check_nobody_waits(decoding, outputs)
         for request_id in set(victims) & live:
             assert self.expected[request_id].finished is FinishReason.ABORT
         self.check_batch()
+
+    def check_nobody_waits(self, decoding: list[Request], outputs: list[RequestOutput]) -> None:
+        """Whoever decodes gets a token in every step, beside one chunk's worth of prefill."""
+        told = {output.request_id for output in outputs}
+        kept = [request for request in decoding if request.status is not RequestStatus.PREEMPTED]
+        assert {request.request_id for request in kept} <= told
+        batch = self.runner.last_batch
+        assert batch is not None
+        if kept:
+            assert len(batch.token_ids) - len(kept) <= self.chunk
 
     def check_batch(self) -> None:
         batch = self.runner.last_batch
