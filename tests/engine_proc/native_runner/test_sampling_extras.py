@@ -112,6 +112,16 @@ def test_no_row_changes_a_bit_of_another(
     assert outcome(asked, last) == outcome(alone, last)
 
 
+def test_logprobs_are_near_those_of_exact_arithmetic(open_tiny: OpenTiny) -> None:
+    """Weights and activations are rounded to bfloat16, sums are not: that is all the difference."""
+    runner, model = open_tiny(TinyShape(vocab=VOCAB))
+    result = runner.execute(batch_of([Extras(logprobs=5)] * len(TOKENS)))
+    exact = [log_softmax(row) for row in model.logits(TOKENS)]
+    assert result.logprobs is not None
+    expected = [row[token] for row, token in zip(exact, result.tokens, strict=True)]
+    np.testing.assert_allclose(result.logprobs.chosen, expected, atol=0.02)
+
+
 def test_a_target_comes_whatever_is_likely(runner: NativeModelRunner) -> None:
     targets = [(7 * i + 3) % VOCAB for i in range(len(TOKENS))]
     batch = batch_of([Extras(target=target, logprobs=2) for target in targets])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from helpers.logprob_check import check_logprobs
 from helpers.reference import (
     MiniScheduler,
     load_reference,
@@ -85,3 +86,10 @@ def test_the_model_knows_the_capital_of_france(
     scheduler.run([sequence], 8)
     assert "Paris" in tokenizer.decode(sequence.output)
     assert sequence.output[-1] in runner.model.eos_token_ids
+
+
+def test_logprobs_equal_transformers(
+    open_runner: OpenRunner, model_dir: Path, tokenizer: Tokenizer
+) -> None:
+    runner = open_runner(model_dir, kv_cache_memory_gib=0.5)
+    check_logprobs(runner, load_reference(model_dir), tokenizer.encode(PROMPTS[3]))

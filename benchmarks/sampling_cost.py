@@ -1,0 +1,130 @@
+"""What sampling parameters cost a decode step of the native runner, all rows asking for them.
+
+    python benchmarks/sampling_cost.py MODEL_DIR
+    python benchmarks/sampling_cost.py MODEL_DIR --cases greedy logprobs-5 --rounds 20
+
+Every case runs the engine's own step (schedule, build, execute, apply) over the same prompts, whose
+blocks stay in the prefix cache. Cases take turns of a few steps, so that a machine that changes its
+speed does so for all of them. What is told is the median of each case's steps, and the median over
+the rounds of its ratio to the plain greedy steps of that round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trioengine.config import EngineOptions
+from trioengine.engine_proc import native_runner
+from trioengine.engine_proc.core import EngineCore
+from trioengine.protocol import Add
+from trioengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PENALTIES: Final = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+FILTERS: Final = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 1}
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "greedy": {},
+    "greedy-again": {},
+    "temperature": {"temperature": 0.8, "seed": 1},
+    "top_p": {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    "top_p-top_k": FILTERS,
+    "penalties": PENALTIES,
+    "logit_bias": {"logit_bias": dict.fromkeys(range(0, 3000, 10), 1.0)},
+    "allowed": {"allowed_token_ids": tuple(range(0, 49_000, 3))},
+    "logprobs-0": {"logprobs": 0},
+    "logprobs-5": {"logprobs": 5},
+    "logprobs-20": {"logprobs": 20},
+    "all": {**FILTERS, **PENALTIES, "logprobs": 5},
+}
+
+
+class _NoText:
+    """A detokenizer that does nothing: it would cost the same in every case."""
+
+    def append(self, token_ids: Sequence[int], /) -> tuple[str, str | None, int]:
+        return "", None, len(token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Bench:
+    """One engine, and a batch that is run again and again."""
+
+    def __init__(self, core: EngineCore, batch: int, context: int, steps: int) -> None:
+        vocab = core.model.vocab_size
+        self._prompts = [
+            [(i * 131 + j * 17) % (vocab - 100) + 50 for j in range(context)] for i in range(batch)
+        ]
+        self._core = core
+        self._steps = steps
+        self._next_id = 0
+
+    def seconds(self, case: str) -> float:
+        """Return the median step of a batch that asks for what the case says."""
+        return statistics.median(self.run(case)[2:])  # the first two warm up
+
+    def run(self, case: str) -> list[float]:
+        """Run a batch to its end; return the seconds of the steps that gave every row a token."""
+        params = SamplingParams(
+            **{"temperature": 0.0, **CASES[case]}, ignore_eos=True, max_tokens=self._steps + 2
+        )
+        for prompt in self._prompts:
+            self._core.add_request(Add(self._next_id, prompt, params))
+            self._next_id += 1
+        taken: list[float] = []
+        while self._core.has_work():
+            before = self._core.stats().generation_tokens
+            begin_s = time.perf_counter()
+            self._core.step(list)
+            step_s = time.perf_counter() - begin_s
+            if self._core.stats().generation_tokens - before == len(self._prompts):
+                taken.append(step_s)
+        return taken
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--steps", type=int, default=12, help="of a case before the next one's turn"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    args = parser.parse_args()
+    options = EngineOptions(kv_cache_memory_gib=2.0, threads=args.threads, max_num_seqs=args.batch)
+    runner = native_runner.load(args.model_dir, options, lambda phase, fraction: None)
+    core = EngineCore(
+        runner,
+        lambda params: _NoText(),
+        max_num_seqs=args.batch,
+        prefill_tokens_beside_decodes=2048,
+    )
+    bench = Bench(core, args.batch, args.context, args.steps)
+    bench.run("greedy")  # computes the prompts
+    rounds = [{case: bench.seconds(case) for case in args.cases} for _ in range(args.rounds)]
+    plain = args.cases[0]
+    print(f"{runner.model.runner}, batch {args.batch}, context {args.context}")
+    for case in args.cases:
+        step_ms = statistics.median(each[case] for each in rounds) * 1000
+        ratios = [each[case] / each[plain] for each in rounds]
+        print(
+            f"{case:14} {step_ms:7.2f} ms  {statistics.median(ratios):.3f} of {plain}"
+            f"  ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
