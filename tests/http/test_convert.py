@@ -6,7 +6,7 @@ import pytest
 
 from trioengine.errors import InvalidRequestError
 from trioengine.http.checks import TokenLimit, checked_params
-from trioengine.http.convert import Job, make_job
+from trioengine.http.convert import Job, bad_word_ids, make_job
 from trioengine.http.schemas import CompletionRequest, StreamOptions
 from trioengine.protocol import ModelInfo
 from trioengine.sampling_params import MAX_SEED, MIN_SEED
@@ -98,3 +98,14 @@ def test_index_is_prompt_times_n_plus_k_and_each_has_a_seed_of_its_own() -> None
 
 def test_without_a_seed_none_is_made_up() -> None:
     assert [s.params.seed for s in made(n=2).sequences] == [None, None]
+
+
+def test_bad_words_stand_for_themselves_and_for_what_follows_a_space() -> None:
+    spellings = {"a": [1], " a": [2], "bc": [3, 4], " bc": [5, 3, 4], "d": [6], " d": [6]}
+    assert bad_word_ids(["a", " bc", "d"], spellings.__getitem__) == ((1,), (2,), (3, 4), (6,))
+
+
+def test_a_bad_word_without_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        bad_word_ids(["\x00"], lambda _: [])
+    assert caught.value.param == "bad_words"

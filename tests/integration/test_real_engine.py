@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -74,6 +76,64 @@ def test_the_server_says_the_same_streamed_and_whole(network: Any, model_dir: Pa
     assert text == tokenizer.decode(greedy(network, [5, 6, 7]))
     events = [line for line in streamed.decode().split("\n\n") if line.startswith("data: {")]
     assert len(events) > 2
+
+
+def tokens_of(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    logprobs = choice["logprobs"]
+    return list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
+
+
+def about(tokens: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Torch's arithmetic depends on what shares the batch."""
+    return [
+        (name, value if value is None else pytest.approx(value, abs=1e-4)) for name, value in tokens
+    ]
+
+
+def joined(streamed: bytes) -> dict[int, Any]:
+    """What a client makes of a streamed completion, by choice."""
+    choices: dict[int, Any] = {}
+    for line in streamed.decode().split("\n\n"):
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                whole = choices.setdefault(choice["index"], {"text": "", "tokens": []})
+                whole["text"] += choice["text"]
+                whole["tokens"] += tokens_of(choice) if choice["logprobs"] else []
+                whole["finish_reason"] = choice["finish_reason"]
+    return choices
+
+
+def test_parameters_on_a_real_engine(network: Any, model_dir: Path) -> None:
+    """Streams join to wholes, a score is transformers' own, and a bias has its way."""
+    import torch
+
+    ids = [5, 6, 7, 300]
+    base = {"prompt": [ids, [9, 10]], "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    with ServerProcess(str(model_dir), "--dtype", "float32", engine="torch") as server:
+        server.wait_ready(timeout_s=START_S)
+        for n, stop, logprobs, echo in itertools.product([1, 2], [None, "e"], [0, 2], [0, 1]):
+            body = base | {"n": n, "stop": stop, "logprobs": logprobs, "echo": bool(echo)}
+            status, whole = server.post("/v1/completions", body)
+            assert status == 200, whole
+            _, streamed = server.request("POST", "/v1/completions", body | {"stream": True})
+            assert joined(streamed) == {
+                choice["index"]: {
+                    "text": choice["text"],
+                    "tokens": about(tokens_of(choice)),
+                    "finish_reason": choice["finish_reason"],
+                }
+                for choice in whole["choices"]
+            }
+        scoring = {"prompt": [ids], "max_tokens": 0, "echo": True, "logprobs": 1}
+        _, scored = server.post("/v1/completions", scoring)
+        biased = base | {"prompt": ids, "logit_bias": {"77": 100}, "return_token_ids": True}
+        _, forced = server.post("/v1/completions", biased)
+    with torch.inference_mode():
+        expected = network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    scores = scored["choices"][0]["logprobs"]["token_logprobs"]
+    own = [expected[at, token_id].item() for at, token_id in enumerate(ids[1:])]
+    assert scores == [None, *(pytest.approx(value, abs=1e-3) for value in own)]
+    assert forced["choices"][0]["token_ids"] == [77] * 6
 
 
 def test_killed_while_torch_is_imported_the_server_leaves_no_engine(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from trioengine.client.engine_client import SequenceRequest
+from trioengine.errors import InvalidRequestError
 from trioengine.http.prompts import context_length_exceeded
 from trioengine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 
@@ -124,10 +125,17 @@ def bad_word_ids(
     """Return the token ids of each word, as it stands at the start of a text and within one.
 
     Source: vLLM, ``SamplingParams.update_from_tokenizer``.
+
+    Raises:
+        InvalidRequestError: A word has no tokens.
     """
     spellings: list[tuple[int, ...]] = []
     for word in words:
         bare, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
+        if not bare or not spaced:
+            raise InvalidRequestError(
+                f"bad_words: this model has no tokens for {word[:50]!r}", param="bad_words"
+            )
         spellings.append(bare)
         # Longer with a space: then the space is a token of its own, and `bare` follows it.
         if spaced[0] != bare[0] and len(spaced) == len(bare):
