@@ -105,6 +105,26 @@ def test_a_stop_token_names_itself() -> None:
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, third)
 
 
+def test_what_stopped_it_may_be_part_of_the_text() -> None:
+    tokens = foretold(4)
+    shown = alone(
+        SamplingParams(seed=3, stop_token_ids=(tokens[3],), include_stop_str_in_output=True)
+    )
+    assert shown.text == words(tokens)
+    assert shown.stop_reason == tokens[3]
+    stop = words(tokens[2:3]).strip()
+    shown = alone(SamplingParams(seed=3, stop=(stop,), include_stop_str_in_output=True))
+    assert shown.text == words(tokens[:3])
+    assert shown.stop_reason == stop
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_an_end_of_sequence_is_seen_only_by_who_asks_for_it(shown: bool) -> None:
+    script = SimScript(num_blocks=64, max_model_len=200, eos_probability=1.0)
+    params = SamplingParams(include_stop_str_in_output=shown, skip_special_tokens=False)
+    assert alone(params, script).text == ("<|endoftext|>" if shown else "")
+
+
 def test_an_end_of_sequence_among_the_stop_tokens_has_no_reason() -> None:
     params = SamplingParams(max_tokens=50, stop_token_ids=(0,))
     assert alone(params, SimScript(eos_probability=1.0)).stop_reason is None

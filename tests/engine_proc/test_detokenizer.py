@@ -104,6 +104,14 @@ def test_stop_string_over_tokens_is_held_back_and_cut(byte_fallback: tokenizers.
     assert detokenizer.flush() == ""
 
 
+def test_a_stop_string_may_be_part_of_the_text(byte_fallback: tokenizers.Tokenizer) -> None:
+    detokenizer = Detokenizer(vocab_of(byte_fallback), stop=("xst",), include_stop=True)
+    ids = ids_of(byte_fallback, "▁fox", "x", "st", "op")
+    assert deltas(detokenizer, ids[:2]) == ["fo", "x"]
+    assert detokenizer.append(ids[2:]) == ("xst", "xst", 1)
+    assert detokenizer.flush() == ""
+
+
 def test_what_a_stop_string_held_back_is_text_where_the_end_comes_first(
     byte_fallback: tokenizers.Tokenizer,
 ) -> None:

@@ -37,6 +37,21 @@ def test_a_prompt_that_leaves_room_for_one_token_is_served() -> None:
     assert intake().make_request(Add(1, [1] * 9, SamplingParams())).max_len == 10
 
 
+def test_a_prompt_that_is_only_scored_may_fill_the_model() -> None:
+    scored = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    request = intake().make_request(Add(1, [1] * 10, scored))
+    assert request.max_len == 10
+    assert request.needs_all_logits
+    with pytest.raises(InvalidRequestError, match="11 tokens"):
+        intake().make_request(Add(1, [1] * 11, scored))
+
+
+def test_a_parameter_that_names_no_token_is_refused() -> None:
+    params = SamplingParams(stop_token_ids=(100,), min_tokens=1)
+    with pytest.raises(InvalidRequestError, match="stop_token_ids"):
+        intake().make_request(Add(1, [1], params))
+
+
 @pytest.mark.parametrize(("max_tokens", "max_len"), [(None, 10), (3, 5), (1000, 10)])
 def test_the_answer_ends_at_max_tokens_or_the_models_length(
     max_tokens: int | None, max_len: int

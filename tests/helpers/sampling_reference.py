@@ -7,9 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from trioengine.engine_proc.core import EngineCore
-from trioengine.engine_proc.runner import AllowMasks, LogitBias, Penalties
+from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks, LogitBias, Penalties
 from trioengine.protocol import Add
 
 if TYPE_CHECKING:
@@ -17,11 +18,19 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from trioengine.engine_proc.runner import ModelRunner, SamplingRows
+    from trioengine.engine_proc.runner import ModelRunner, RowLogprobs, SamplingRows
     from trioengine.outputs import RequestOutput
     from trioengine.sampling_params import SamplingParams
 
-__all__ = ["Extras", "edited", "give_extras", "log_softmax", "run_core"]
+__all__ = [
+    "Extras",
+    "check_row",
+    "edited",
+    "extras_of_a_row",
+    "give_extras",
+    "log_softmax",
+    "run_core",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +52,51 @@ class Extras:
     def counts(self) -> dict[int, int]:
         """How often each token that has been seen is in the output."""
         return dict.fromkeys(self.prompt, 0) | dict(Counter(self.output))
+
+
+def extras_of_a_row(vocab_size: int) -> st.SearchStrategy[Extras]:
+    """Return any extras, of which most rows have several."""
+    ids = st.integers(0, vocab_size - 1)
+    penalty = st.sampled_from([0.0, 0.0, -2.0, 0.7, 2.0])
+    biases = st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 0.5, 100.0]), max_size=6)
+    allowed = st.sets(ids, max_size=80).map(lambda allowed: tuple(sorted(allowed)))
+    return st.builds(
+        Extras,
+        presence=penalty,
+        frequency=penalty,
+        repetition=st.sampled_from([1.0, 1.0, 0.5, 1.3, 2.0]),
+        bias=biases.map(lambda bias: tuple(bias.items())),
+        allowed=st.none() | allowed,
+        masked=st.sets(ids, max_size=80).map(tuple),
+        logprobs=st.integers(-1, 20),
+        prompt=st.lists(ids, max_size=40).map(tuple),
+        output=st.lists(ids, max_size=40).map(tuple),
+    )
+
+
+def check_row(
+    token: int,
+    found: RowLogprobs,
+    row: int,
+    logits: npt.NDArray[np.float32],
+    extras: Extras,
+) -> None:
+    """Compare one row with the plain reference; the token was sampled greedily."""
+    expected = edited(logits, extras)
+    best = expected.max()
+    if best == -np.inf:
+        assert token == NO_TOKEN
+        return
+    # Two that are equals in float32 may not be in float64.
+    assert expected[token] >= best - 1e-4 * max(1.0, abs(best))
+    if extras.logprobs < 0:
+        return
+    logprobs = log_softmax(logits)
+    np.testing.assert_allclose(found.chosen[row], logprobs[token], atol=1e-5)
+    assert found.ranks[row] == 1 + int((logits > logits[token]).sum())
+    order = np.argsort(-logits, kind="stable")[: extras.logprobs]
+    assert found.top_ids[row, : extras.logprobs].tolist() == order.tolist()
+    np.testing.assert_allclose(found.top[row, : extras.logprobs], logprobs[order], atol=1e-5)
 
 
 def edited(logits: npt.NDArray[np.float32], extras: Extras) -> npt.NDArray[np.float64]:

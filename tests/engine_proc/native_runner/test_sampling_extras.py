@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from helpers.native_fixtures import ISAS
 from helpers.numpy_llama import NumpyLlama, TinyShape, make_batch
-from helpers.sampling_reference import Extras, edited, give_extras, log_softmax
-from trioengine.engine_proc.runner import NO_TOKEN, RowLogprobs, StepBatch
+from helpers.sampling_reference import (
+    Extras,
+    check_row,
+    extras_of_a_row,
+    give_extras,
+    log_softmax,
+)
+from trioengine.engine_proc.runner import NO_TOKEN, StepBatch
 from trioengine.outputs import LEAST_LOGPROB
 
 if TYPE_CHECKING:
@@ -24,22 +30,7 @@ if TYPE_CHECKING:
 VOCAB = 203  # no multiple of 32 or 64
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 12).tolist()
 
-ids = st.integers(0, VOCAB - 1)
-penalty = st.sampled_from([0.0, 0.0, -2.0, 0.7, 2.0])
-extras_of_a_row = st.builds(
-    Extras,
-    presence=penalty,
-    frequency=penalty,
-    repetition=st.sampled_from([1.0, 1.0, 0.5, 1.3, 2.0]),
-    bias=st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 0.5, 100.0]), max_size=6).map(
-        lambda bias: tuple(bias.items())
-    ),
-    allowed=st.none() | st.sets(ids, max_size=80).map(lambda allowed: tuple(sorted(allowed))),
-    masked=st.sets(ids, max_size=80).map(tuple),
-    logprobs=st.integers(-1, 20),
-    prompt=st.lists(ids, max_size=40).map(tuple),
-    output=st.lists(ids, max_size=40).map(tuple),
-)
+rows_of_a_step = st.lists(extras_of_a_row(VOCAB), min_size=2, max_size=len(TOKENS))
 
 
 def batch_of(asked: list[Extras]) -> StepBatch:
@@ -48,26 +39,6 @@ def batch_of(asked: list[Extras]) -> StepBatch:
     rest = [Extras()] * (len(TOKENS) - len(asked))
     give_extras(batch.sampling, [*asked, *rest], VOCAB)
     return batch
-
-
-def check_row(
-    token: int, found: RowLogprobs, row: int, logits: np.ndarray[Any, Any], extras: Extras
-) -> None:
-    """Compare one row with the plain reference; the token was sampled greedily."""
-    expected = edited(logits, extras)
-    best = expected.max()
-    if best == -np.inf:
-        assert token == NO_TOKEN
-        return
-    assert expected[token] >= best - 1e-4 * max(1.0, abs(best))  # two may be equals in float32
-    if extras.logprobs < 0:
-        return
-    logprobs = log_softmax(logits)
-    assert found.chosen[row] == pytest.approx(logprobs[token], abs=1e-5)
-    assert found.ranks[row] == 1 + int((logits > logits[token]).sum())
-    order = np.argsort(-logits, kind="stable")[: extras.logprobs]
-    assert found.top_ids[row, : extras.logprobs].tolist() == order.tolist()
-    np.testing.assert_allclose(found.top[row, : extras.logprobs], logprobs[order], atol=1e-5)
 
 
 @pytest.fixture(params=ISAS)
@@ -80,7 +51,7 @@ def runner(
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=st.lists(extras_of_a_row, min_size=1, max_size=len(TOKENS)))
+@given(asked=rows_of_a_step)
 def test_rows_equal_the_reference(runner: NativeModelRunner, asked: list[Extras]) -> None:
     result, logits = runner.logits(batch_of(asked))
     _, own = runner.logits(make_batch([(TOKENS, 0, [1])], all_rows=True))
@@ -91,7 +62,7 @@ def test_rows_equal_the_reference(runner: NativeModelRunner, asked: list[Extras]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=st.lists(extras_of_a_row, min_size=2, max_size=len(TOKENS)), seed=st.integers(0, 9))
+@given(asked=rows_of_a_step, seed=st.integers(0, 9))
 def test_no_row_changes_a_bit_of_another(
     runner: NativeModelRunner, asked: list[Extras], seed: int
 ) -> None:
