@@ -190,8 +190,8 @@ def accuracy(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """Minutes to hours: a million messages, thousands of histories."""
-    pytest(session, "tests", "-m", "not gpu", profile="soak")
+    """Minutes to hours: a million messages, ten million steps, thousands of histories."""
+    pytest(session, "tests", "-m", "not gpu", "-o", "faulthandler_timeout=0", profile="soak")
 
 
 @nox.session(venv_backend="none")
