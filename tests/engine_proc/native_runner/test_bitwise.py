@@ -2,9 +2,9 @@
 
 Each request runs alone first: one thread, no prefix cache, its prompt in one step. Then all of them
 run through another engine with everything that may happen to them: arrivals at random steps, some
-aborted, prompts that begin like another's, a random token budget and chunk, and a cache so small
-that the youngest are preempted. What must be equal is every token, every float32 logit that a token
-was sampled from, and every logprob that was asked for.
+aborted, prompts that begin like another's, a random token budget and chunk, several steps a plan,
+and a cache so small that the youngest are preempted. What must be equal is every token, every
+float32 logit that a token was sampled from, and every logprob that was asked for.
 """
 
 from __future__ import annotations
@@ -215,23 +215,25 @@ def test_a_request_gets_the_same_bits_alone_and_in_company(
         chunk=st.sampled_from([1, 7, 16, 50, 128]),
         num_blocks=st.sampled_from([LONGEST // 16, 11, 13, 30]),
         cached=st.booleans(),
+        steps=st.sampled_from([1, 1, 3]),
     )
-    @example(told=crowd(), budget=40, chunk=16, num_blocks=10, cached=True)
-    def check(told: list[Story], budget: int, chunk: int, num_blocks: int, cached: bool) -> None:
+    @example(told=crowd(), budget=40, chunk=16, num_blocks=10, cached=True, steps=1)
+    def check(told: list[Story], num_blocks: int, **options: Any) -> None:
         company = Engine(
             busy,
             num_blocks,
             max_num_seqs=8,
-            max_num_batched_tokens=budget,
-            prefill_tokens_beside_decodes=chunk,
-            enable_prefix_caching=cached,
+            max_num_batched_tokens=options["budget"],
+            prefill_tokens_beside_decodes=options["chunk"],
+            enable_prefix_caching=options["cached"],
+            num_scheduler_steps=options["steps"],
         )
         outcomes = company.play(told)
         for index, story in enumerate(told):
             quiet = dataclasses.replace(story, arrival=0, abort=None)
             alone = Engine(lonely, 64, enable_prefix_caching=False).play([quiet])[0]
             assert_same_bits(outcomes[index], alone, aborted=story.abort is not None)
-            seen.chunked += len(story.prompt) > min(budget, chunk)
+            seen.chunked += len(story.prompt) > min(options["budget"], options["chunk"])
             seen.aborted += story.abort is not None
         stats = company.core.stats()
         seen.preemptions += stats.preemptions
