@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from trioengine.errors import InvalidRequestError
@@ -76,9 +77,7 @@ async def read_chat(
             check_text_length(len(text), front.model.max_model_len, param="messages")
         return ChatPrompt(
             cut(tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))),
-            bad_word_ids(
-                body.bad_words or (), lambda word: tokenizer.encode(word, add_special_tokens=False)
-            ),
+            bad_word_ids(body.bad_words or (), partial(tokenizer.encode, add_special_tokens=False)),
             _echo(body, messages),
             _thinking(body, tokenizer, template, messages[-1]["content"] if continues else text),
         )

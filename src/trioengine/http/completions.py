@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -60,8 +61,8 @@ class CompletionsEndpoint:
                 else cut(prompt)
                 for prompt in given
             ]
-            encode = tokenizer.encode
-            return prompts, bad_word_ids(bad_words, lambda w: encode(w, add_special_tokens=False))
+            encode = partial(tokenizer.encode, add_special_tokens=False)
+            return prompts, bad_word_ids(bad_words, encode)
 
         num_chars = sum(len(text) for text in (*given, *bad_words) if isinstance(text, str))
         prompts, bad_words_ids = await front.offload(work, num_chars=num_chars)

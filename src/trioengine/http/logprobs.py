@@ -99,6 +99,8 @@ class TokenNames:
 
     def text(self, token_id: int) -> str:
         """Return the token's own text; of a row of the model past the vocabulary's end, none."""
+        if text := self._vocabulary.texts.get(token_id):  # most are; a special token's is empty
+            return text
         return (self.spelling(token_id) or b"").decode("utf-8", "replace")
 
     def spelling(self, token_id: int) -> bytes | None:
