@@ -35,6 +35,7 @@ def test_rows_equal_the_reference(asked: list[Extras], first: int) -> None:
         logits = sim_logits(int(SPEAKABLE[first]), first, SPEAKABLE, VOCAB)
         expected = edited(logits, extras)
         token = edit_row(logits, rows, row)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
         if expected.max() == -np.inf:
             assert token == NO_TOKEN
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,3 +177,29 @@ def test_unsound_arrays_are_refused(open_tiny: OpenTiny, case: str) -> None:
     change(batch)
     with pytest.raises(ValueError, match=message):
         runner.execute(batch)
+
+
+CHOICES = [
+    (Extras(presence=2.0, prompt=(1,)), "likelier"),  # of the prompt only repetition takes notice
+    (Extras(presence=2.0, output=(1,)), "other"),
+    (Extras(presence=0.5, output=(1, 1, 1)), "likelier"),  # once, however often it came
+    (Extras(frequency=0.5, output=(1,)), "likelier"),
+    (Extras(frequency=0.5, output=(1, 1, 1)), "other"),
+    (Extras(frequency=2.0, prompt=(1, 1, 1)), "likelier"),
+    (Extras(repetition=2.0, prompt=(1,)), "other"),
+    (Extras(repetition=2.0, output=(1, 1)), "other"),
+    (Extras(repetition=0.5, output=(0,)), "other"),
+    (Extras(), "likelier"),
+]
+
+
+@pytest.mark.parametrize(("extras", "comes"), CHOICES)
+def test_penalties_decide_between_two(open_tiny: OpenTiny, extras: Extras, comes: str) -> None:
+    """Two tokens with logits 4 and 3: token 1 of ``extras`` is the likelier, 0 the other."""
+    runner, _ = open_tiny(TinyShape(vocab=VOCAB))
+    _, logits = runner.logits(batch_of([]))
+    bias = tuple(
+        (token, wanted - float(logits[0, token])) for token, wanted in ((1, 4.0), (0, 3.0))
+    )
+    row = dataclasses.replace(extras, bias=bias, allowed=(0, 1))
+    assert int(runner.execute(batch_of([row])).tokens[0]) == (1 if comes == "likelier" else 0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.reference import Sampling, sampling_rows
-from helpers.sampling_reference import Extras, check_row, extras_of_a_row, give_extras
+from helpers.sampling_reference import Extras, check_row, edited, extras_of_a_row, give_extras
 from trioengine.engine_proc.runner import NO_TOKEN, SamplingRows, StepResult
 from trioengine.outputs import LEAST_LOGPROB
 
@@ -46,6 +46,18 @@ def test_rows_equal_the_reference(asked: list[Extras], seed: int) -> None:
     assert result.logprobs is not None
     for row, extras in enumerate(asked):
         check_row(int(result.tokens[row]), result.logprobs, row, logits[row], extras)
+
+
+@given(st.lists(extras_of_a_row(VOCAB), min_size=1, max_size=6), st.integers(0, 99))
+def test_every_logit_is_edited_as_the_reference_says(asked: list[Extras], seed: int) -> None:
+    torch: Any = pytest.importorskip("torch")
+    from trioengine.engine_proc.torch_runner.logit_edits import edit_logits
+
+    logits = some_logits(len(asked), seed)
+    changed = torch.from_numpy(logits.copy())
+    edit_logits(changed, rows_of(asked))
+    for row, extras in enumerate(asked):
+        np.testing.assert_allclose(changed[row].numpy(), edited(logits[row], extras), rtol=1e-5)
 
 
 def test_targets_come_behind_what_is_sampled() -> None:
