@@ -163,6 +163,34 @@ def test_any_model_is_built_or_refused(extension: Any, data: DataObject) -> None
         )
 
 
+def sound_builder(extension: Any, *, head: int = 20, key_norm: int | None = None) -> Any:
+    """Build a model of which nothing is wrong but what is asked for."""
+    builder = extension.ModelBuilder(**SHAPE, eps=1e-5, attention_scale=1.0)
+    parts = {
+        "query": (64, 32), "key": (32, 32), "value": (32, 32), "output": (32, 64),
+        "gate_up": (64, 32), "down": (32, 32),
+    }  # fmt: skip
+    ones = np.ones(32, np.float32)
+    builder.add_layer(
+        **{name: linear(extension, *size) for name, size in parts.items()},
+        input_norm=ones, post_norm=ones, query_norm=None,
+        key_norm=None if key_norm is None else np.ones(key_norm, np.float32),
+        window=0, rotate=True,
+    )  # fmt: skip
+    builder.set_rotation(np.zeros((16, 16), np.float32), np.zeros((16, 16), np.float32))
+    builder.set_embedding(np.zeros((20, 32), np.uint16))
+    builder.set_head(linear(extension, head, 32), ones)
+    return builder
+
+
+def test_parts_that_almost_fit_are_refused(extension: Any) -> None:
+    assert sound_builder(extension, key_norm=32).weight_bytes > 0
+    with pytest.raises(ValueError, match="head has not vocab outputs"):
+        sound_builder(extension, head=19)  # as many panels as the right one
+    with pytest.raises(ValueError, match="key_norm has 16 values, expected 32"):
+        sound_builder(extension, key_norm=16)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -176,19 +204,7 @@ def test_any_model_is_built_or_refused(extension: Any, data: DataObject) -> None
 def test_sizes_that_would_overflow_are_refused(
     extension: Any, options: dict[str, int], match: str
 ) -> None:
-    builder = extension.ModelBuilder(**SHAPE, eps=1e-5, attention_scale=1.0)
-    parts = {
-        "query": (64, 32), "key": (32, 32), "value": (32, 32), "output": (32, 64),
-        "gate_up": (64, 32), "down": (32, 32),
-    }  # fmt: skip
-    ones = np.ones(32, np.float32)
-    builder.add_layer(
-        **{name: linear(extension, *size) for name, size in parts.items()},
-        input_norm=ones, post_norm=ones, query_norm=None, key_norm=None, window=0, rotate=True,
-    )  # fmt: skip
-    builder.set_rotation(np.zeros((16, 16), np.float32), np.zeros((16, 16), np.float32))
-    builder.set_embedding(np.zeros((20, 32), np.uint16))
-    builder.set_head(linear(extension, 20, 32), ones)
+    builder = sound_builder(extension)
     good = {"threads": 1, "max_tokens": 32, "num_blocks": 3, "block_size": 16}
     with pytest.raises(ValueError, match=match):
         extension.Runner(builder, isa="", **(good | options))
