@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 
 SOAK_S: Final = float(os.environ.get("TRIOENGINE_SOAK_SECONDS", "600"))
-WARM_UP_S: Final = SOAK_S / 5
+WARM_UP_S: Final = SOAK_S / 2  # allocators keep what the fullest moments so far have needed
 CLIENTS: Final = int(os.environ.get("TRIOENGINE_SOAK_CLIENTS", "24"))
 PAUSE_S: Final = 0.2
 GROWTH: Final = 1.02
