@@ -22,15 +22,15 @@ def call(arguments: str = SPELLED, key: str = "arguments", name: str = "get_weat
 
 PLAIN = '{"city": "Rome"}'
 ROME = Call("get_weather", PLAIN)
+NOW_CALL = call("{}", name="now")
 
 READ = [
     ("hermes", "Just text.", Reading("Just text.", ())),
     ("hermes", f"<tool_call>\n{call(PLAIN)}\n</tool_call>", Reading("", (ROME,))),
     (
         "hermes",
-        f"Let me look.\n<tool_call>{call(PLAIN)}</tool_call>\n<tool_call>{call('{}', name='now')}"
-        "</tool_call>\n",
-        Reading("Let me look.\n", (ROME, NOW)),
+        f"Look.\n<tool_call>{call(PLAIN)}</tool_call>\n<tool_call>{NOW_CALL}</tool_call>\n",
+        Reading("Look.\n", (ROME, NOW)),
     ),
     ("hermes", f"<tool_call>[{call(PLAIN)}]</tool_call>", Reading("", (ROME,))),
     ("hermes", "<tool_call>{}</tool_call>", Reading("<tool_call>{}</tool_call>", ())),
