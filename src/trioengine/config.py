@@ -80,6 +80,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_keys: tuple[str, ...] = ()
     api_key_weights: dict[str, float] = {}
     chat_template: str | None = None
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "json"] | None = None
     trust_request_chat_template: bool = False
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()

@@ -144,6 +144,12 @@ OPTIONS: Final = (
         "let requests bring their own chat template, which can keep the server busy",
         "switch",
     ),
+    Option(
+        "tool-call-parser",
+        "tool_call_parser",
+        "how the model spells tool calls; by default what its chat template teaches",
+        choices=("hermes", "llama3_json", "mistral", "json"),
+    ),
     Option("root-path", "root_path", "path prefix that a proxy in front strips", unit="PATH"),
     Option(
         "allowed-origins",

@@ -101,8 +101,8 @@ ASKED_FOR: dict[str, Any] = {
     "structured_outputs": {"regex": "a"}, "request_id": "x", "cache_salt": "x",
     "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
     "thinking_token_budget": 5, "stream_interval": 2, "response_format": {"type": "json_object"},
-    "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto",
-    "parallel_tool_calls": "x", "verbosity": "low", "modalities": ["text", "audio"],
+    "functions": [], "function_call": "auto",
+    "verbosity": "low", "modalities": ["text", "audio"],
     "audio": {"voice": "x"}, "prediction": {"a": 1}, "web_search_options": {},
     "documents": [{"a": 1}], "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip

@@ -83,7 +83,6 @@ async def test_an_answer_is_what_the_official_client_expects(autojump_clock: Moc
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        ({"tools": []}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),

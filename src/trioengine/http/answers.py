@@ -17,6 +17,8 @@ __all__ = [
     "ChatCompletion",
     "Completion",
     "CompletionChoice",
+    "MadeFunction",
+    "MadeToolCall",
     "ModelCard",
     "ModelList",
     "PromptLogprobs",
@@ -68,13 +70,29 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: UsageInfo
 
 
+class MadeFunction(msgspec.Struct):
+    """A function that is to be called. ``arguments`` is a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class MadeToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model makes; its result is to name the ``id``."""
+
+    id: str
+    type: str = "function"
+    function: MadeFunction
+
+
 class ReplyMessage(msgspec.Struct, kw_only=True):
     """What the model said, and what it thought before where it thinks aloud."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[MadeToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

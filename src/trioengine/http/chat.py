@@ -15,6 +15,7 @@ from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
 from trioengine.http.replies import ChatReplies, chat_head
 from trioengine.http.schemas import ChatCompletionRequest
+from trioengine.http.tools.formats import NEEDS_SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from trioengine.http.chat_prompt import ChatPrompt
@@ -42,6 +43,8 @@ class ChatEndpoint:
         prompt = await read_chat(front, body, truncator(body, limit, info))
         if prompt.bad_words:
             params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
+        if prompt.tools is not None and prompt.tools.format in NEEDS_SPECIAL_TOKENS:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
         details = await _details(front, body, prompt)
         return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 
@@ -67,7 +70,7 @@ async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt
     """Return what the answer carries beside text; ``None`` for nothing."""
     scored = bool(body.logprobs) or body.prompt_logprobs is not None
     counted = body.return_token_ids or body.wants_usage_so_far
-    if not (scored or counted or prompt.echo or prompt.thinking):
+    if not (scored or counted or prompt.echo or prompt.thinking or prompt.tools):
         return None
     return Details(
         vocabulary=await front.vocabulary(),
@@ -79,6 +82,7 @@ async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
         thinking=prompt.thinking,
+        tools=prompt.tools,
         usage_so_far=body.wants_usage_so_far,
     )
 

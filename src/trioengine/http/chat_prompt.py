@@ -12,12 +12,18 @@ from trioengine.http.convert import bad_word_ids
 from trioengine.http.details import Thinking
 from trioengine.http.messages import normalise, template_arguments
 from trioengine.http.prompts import check_text_length
+from trioengine.http.tools import fallback
+from trioengine.http.tools.fallback import with_tools
+from trioengine.http.tools.formats import detect_format
+from trioengine.http.tools.reader import ToolReading
+from trioengine.http.tools.request import read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trioengine.http.front import Front
     from trioengine.http.schemas import ChatCompletionRequest
+    from trioengine.http.tools.request import ToolUse
     from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "read_chat"]
@@ -36,12 +42,14 @@ class ChatPrompt:
         bad_words: Token ids of the body's ``bad_words``.
         echo: What the answer is to begin with, where it is to repeat the last message.
         thinking: Where the prompt leaves a model that thinks aloud; ``None`` for any other.
+        tools: How calls are read out of the reply; ``None`` where there are no tools.
     """
 
     token_ids: list[int]
     bad_words: tuple[tuple[int, ...], ...]
     echo: str | None
     thinking: Thinking | None
+    tools: ToolReading | None
 
 
 async def read_chat(
@@ -64,6 +72,17 @@ async def read_chat(
     num_chars = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in messages)
     num_chars += len(template or "") + sum(map(len, body.bad_words or ()))
     continues = bool(body.continue_final_message)
+    use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    reading = None
+    if use is not None:
+        taught = detect_format(lambda word: _mentions(tokenizer, template, word))
+        reading = _reading(use, front.config.tool_call_parser or taught)
+        told = use.for_template()
+        num_chars += sum(len(str(tool)) for tool in told)
+        if taught is None:
+            messages = with_tools(messages, told)
+        else:
+            arguments["tools"] = told
 
     def work() -> ChatPrompt:
         text = tokenizer.render_chat(
@@ -80,12 +99,22 @@ async def read_chat(
             bad_word_ids(body.bad_words or (), partial(tokenizer.encode, add_special_tokens=False)),
             _echo(body, messages),
             _thinking(body, tokenizer, template, messages[-1]["content"] if continues else text),
+            reading,
         )
 
     prompt = await front.offload(work, num_chars=num_chars)
     if not prompt.token_ids:
         raise InvalidRequestError("These messages make an empty prompt.", param="messages")
     return prompt
+
+
+def _reading(use: ToolUse, taught: str | None) -> ToolReading:
+    if use.forced:
+        raise InvalidRequestError(
+            "'tool_choice' must be 'auto' or 'none': this server cannot force a call yet.",
+            param="tool_choice",
+        )
+    return ToolReading(taught or fallback.FORMAT, parallel=use.parallel, named=use.named)
 
 
 def _template(front: Front, body: ChatCompletionRequest) -> str | None:

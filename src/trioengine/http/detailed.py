@@ -56,14 +56,16 @@ class _DetailedNarration(Narration):
             if index not in self._begun:
                 self._begun.add(index)
                 events.append(replies.opening(index))
-            piece = self._stories[index].take(delta)
-            if piece is not None and (piece.text or piece.reasoning):
+            story = self._stories[index]
+            piece = story.take(delta)
+            if piece is not None and piece.says_something:
                 plain = piece.plain and not self._tells_usage
                 told = replies.text(index, piece.text) if plain else replies.piece(index, piece)
                 events.append(told)
                 piece = None
             if delta.finish_reason is not None:
-                events.append(replies.finish(index, delta.finish_reason, delta.stop_reason, piece))
+                reason = story.reason(delta.finish_reason)
+                events.append(replies.finish(index, reason, delta.stop_reason, piece))
         return b"".join(events)
 
 
@@ -103,17 +105,19 @@ class _DetailedCollection(Collection):
         return statistics.fmean(logprobs) if logprobs else LEAST_LOGPROB
 
     def _choice(self, index: int) -> Choice:
-        choice = super()._choice(index)
+        choice, reason = super()._choice(index), self._ends[index].finish_reason
         whole = RequestOutput(
             0,
             choice.text,
             self._token_ids[index],
-            choice.finish_reason,
+            reason,
             logprobs=self._logprobs[index],
             prompt_logprobs=self._scored.get(index),
         )
         story = Story(self._details, self._details.prompts[index // self._best_of])
         choice.details = story.take(whole)
+        if reason is not None:
+            choice.finish_reason = story.reason(reason)
         if choice.details is not None:
             choice.text = choice.details.text
         return choice

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trioengine.http.logprobs import (
     TextOffsets,
@@ -18,16 +18,21 @@ from trioengine.http.logprobs import (
     prompt_offsets,
 )
 from trioengine.http.reasoning import ReasoningSplitter, Split
+from trioengine.http.tools.reader import ToolReader
+from trioengine.outputs import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trioengine.http.answers import PromptLogprobs
     from trioengine.http.logprobs import ChatLogprobs, CompletionLogprobs
+    from trioengine.http.tools.reader import MadeCall, ToolReading
     from trioengine.outputs import RequestOutput, TokenLogprob
     from trioengine.text.vocabulary import Vocabulary
 
-__all__ = ["Details", "Piece", "Prompt", "Story", "Thinking"]
+__all__ = ["Details", "Piece", "Prompt", "Reason", "Story", "Thinking"]
+
+Reason = FinishReason | Literal["tool_calls"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Details:
         skip_special_tokens: Special tokens are no part of the text.
         thinking: ``None`` where what looks like a thought is text.
         usage_so_far: On every chunk of a stream.
+        tools: How calls are read out of the text; ``None`` where there are no tools.
     """
 
     vocabulary: Vocabulary
@@ -78,6 +84,7 @@ class Details:
     skip_special_tokens: bool = True
     thinking: Thinking | None = None
     usage_so_far: bool = False
+    tools: ToolReading | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,6 +98,7 @@ class Piece:
         token_ids: Of this stretch.
         prompt_token_ids: On a choice's first stretch.
         prompt_logprobs: On a choice's first stretch.
+        calls: That are complete with this stretch.
     """
 
     text: str = ""
@@ -99,12 +107,19 @@ class Piece:
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    calls: list[MadeCall] = dataclasses.field(default_factory=list)
 
     @property
     def plain(self) -> bool:
         """True where there is nothing but text."""
         ids = (self.token_ids, self.prompt_token_ids)
-        return not self.reasoning and self.logprobs is None and ids == (None, None)
+        said = self.reasoning or self.calls
+        return not said and self.logprobs is None and ids == (None, None)
+
+    @property
+    def says_something(self) -> bool:
+        """True where a client that looks at messages sees anything."""
+        return bool(self.text or self.reasoning or self.calls)
 
 
 class Story:
@@ -123,6 +138,7 @@ class Story:
         )
         thinking = details.thinking
         self._splitter = None if thinking is None else ReasoningSplitter(inside=thinking.inside)
+        self._tools = None if details.tools is None else ToolReader(details.tools)
         self._begun = False
         self._next = Piece()
         self._entries: list[TokenLogprob] = []
@@ -139,12 +155,23 @@ class Story:
         self._entries += delta.logprobs or ()
         split = self._split(delta.text, ended=ended)
         piece.reasoning += split.reasoning
-        piece.text += split.content
-        if not (piece.text or piece.reasoning or ended):
+        content = split.content
+        if self._tools is not None:
+            content, calls = self._tools.feed(content, final=ended)
+            piece.calls += calls
+        piece.text += content
+        if not (piece.says_something or ended):
             return None
         piece.logprobs = self._logprobs()
         self._next = Piece(token_ids=[] if self._details.token_ids else None)
         return piece
+
+    def reason(self, reason: FinishReason) -> Reason:
+        """Return why the choice ended, as clients are told: also because it calls a function."""
+        tools, how = self._tools, self._details.tools
+        if reason is not FinishReason.STOP or tools is None or how is None:
+            return reason
+        return "tool_calls" if tools.num_calls and not how.named else reason
 
     def _begin(self, scored: list[TokenLogprob | None]) -> None:
         details, prompt, piece = self._details, self._prompt, self._next

@@ -27,6 +27,7 @@ _MAX_BYTES: Final = {
     "stop_token_ids": 64 * 2**10,
     "logit_bias": 128 * 2**10,
     "bad_words": 512 * 2**10,
+    "tools": 1024 * 2**10,
 }
 # Field -> what each of its entries has, and how many there may be. Within a string the quotes would
 # be escaped, so that counting needs no decoding.

@@ -20,6 +20,8 @@ from trioengine.http.answers import (
     ChatCompletion,
     Completion,
     CompletionChoice,
+    MadeFunction,
+    MadeToolCall,
     PromptTokensDetails,
     ReplyMessage,
     UsageInfo,
@@ -29,8 +31,9 @@ from trioengine.http.sse import DATA, END
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioengine.http.details import Piece
-    from trioengine.outputs import FinishReason, Usage
+    from trioengine.http.details import Piece, Reason
+    from trioengine.http.tools.reader import MadeCall
+    from trioengine.outputs import Usage
 
 __all__ = [
     "ChatReplies",
@@ -62,7 +65,7 @@ class Choice:
     """A finished sequence; ``details`` where the request asks for more than text."""
 
     text: str
-    finish_reason: FinishReason
+    finish_reason: Reason
     stop_reason: int | str | None
     details: Piece | None = None
 
@@ -94,7 +97,7 @@ class Replies(Protocol):
     def finish(
         self,
         index: int,
-        reason: FinishReason,
+        reason: Reason,
         stop_reason: int | str | None,
         rest: Piece | None = None,
     ) -> bytes:
@@ -163,18 +166,20 @@ class ChatReplies(_Replies):
         return self._event([_chat_choice(index, delta)], self._usage)
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        if not piece.text:
-            return self._piece(_chat_choice(index, {"reasoning_content": piece.reasoning}), piece)
-        thought = b""
+        deltas: list[dict[str, Any]] = []
         if piece.reasoning:
-            choice = _chat_choice(index, {"reasoning_content": piece.reasoning})
-            thought = self._event([choice], self._usage)
-        return thought + self._piece(_chat_choice(index, {"content": piece.text}), piece)
+            deltas.append({"reasoning_content": piece.reasoning})
+        if piece.text:
+            deltas.append({"content": piece.text})
+        deltas += [{"tool_calls": [_call_delta(call)]} for call in piece.calls]
+        *before, last = (_chat_choice(index, delta) for delta in deltas)
+        events = [self._event([choice], self._usage) for choice in before]
+        return b"".join(events) + self._piece(last, piece)
 
     def finish(
         self,
         index: int,
-        reason: FinishReason,
+        reason: Reason,
         stop_reason: int | str | None,
         rest: Piece | None = None,
     ) -> bytes:
@@ -223,7 +228,7 @@ class CompletionReplies(_Replies):
     def finish(
         self,
         index: int,
-        reason: FinishReason,
+        reason: Reason,
         stop_reason: int | str | None,
         rest: Piece | None = None,
     ) -> bytes:
@@ -262,13 +267,20 @@ class CompletionReplies(_Replies):
         return _completion_choice(index, _HOLE)
 
 
-def _chat_choice(
-    index: int, delta: dict[str, str | None], reason: FinishReason | None = None
-) -> dict[str, Any]:
+def _call_delta(call: MadeCall) -> dict[str, Any]:
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _chat_choice(index: int, delta: dict[str, Any], reason: Reason | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _completion_choice(index: int, text: str, reason: FinishReason | None = None) -> dict[str, Any]:
+def _completion_choice(index: int, text: str, reason: Reason | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
@@ -278,8 +290,17 @@ def _prompt_ids(piece: Piece) -> dict[str, Any]:
 
 
 def _message(choice: Choice) -> ReplyMessage:
-    reasoning = choice.details.reasoning if choice.details is not None else ""
-    return ReplyMessage(content=choice.text, reasoning_content=reasoning or UNSET)
+    if choice.details is None:
+        return ReplyMessage(content=choice.text)
+    calls = [
+        MadeToolCall(id=call.id, function=MadeFunction(call.name, call.arguments))
+        for call in choice.details.calls
+    ]
+    return ReplyMessage(
+        content=None if calls and not choice.text else choice.text,
+        reasoning_content=choice.details.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 def _said(choice: Choice, *names: str) -> dict[str, Any]:

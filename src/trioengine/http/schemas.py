@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw
 
+from trioengine.http.tools.request import Tool, ToolChoice
+
 __all__ = [
     "IGNORED",
     "UNSUPPORTED",
@@ -54,11 +56,8 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "stream_interval": (1,),
     "response_format": ({"type": "text"},),
     # Chat only.
-    "tools": (),
-    "tool_choice": ("none",),
     "functions": (),
     "function_call": ("none",),
-    "parallel_tool_calls": (True, False),  # without tools there is nothing to call
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
@@ -237,11 +236,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tools: Raw = NOT_SAID
-    tool_choice: Raw = NOT_SAID
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
     functions: Raw = NOT_SAID
     function_call: Raw = NOT_SAID
-    parallel_tool_calls: Raw = NOT_SAID
     verbosity: Raw = NOT_SAID
     modalities: Raw = NOT_SAID
     audio: Raw = NOT_SAID

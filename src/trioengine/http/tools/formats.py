@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Format = Callable[[str, bool], "Reading"]
 
-__all__ = ["FORMATS", "NEEDS_SPECIAL_TOKENS", "Call", "Reading", "detect_format"]
+__all__ = ["FORMATS", "NEEDS_SPECIAL_TOKENS", "Call", "Format", "Reading", "detect_format"]
 
 _WHITE: Final = " \t\r\n"
 _HERMES_BEGIN: Final = "<tool_call>"
