@@ -90,12 +90,12 @@ TRIO_INLINE Vf vkeep(Vf x, int low, int high, Vf fill) {
   return {_mm256_blendv_ps(fill.lo, x.lo, _mm256_castsi256_ps(keep_lo)),
           _mm256_blendv_ps(fill.hi, x.hi, _mm256_castsi256_ps(keep_hi))};
 }
-TRIO_INLINE int vfind(Vf a, Vf x) {
+TRIO_INLINE unsigned vequal(Vf a, Vf x) {
   const unsigned lo = static_cast<unsigned>(
       _mm256_movemask_ps(_mm256_cmp_ps(a.lo, x.lo, _CMP_EQ_OQ)));
   const unsigned hi = static_cast<unsigned>(
       _mm256_movemask_ps(_mm256_cmp_ps(a.hi, x.hi, _CMP_EQ_OQ)));
-  return __builtin_ctz(0x10000u | lo | (hi << 8));
+  return lo | (hi << 8);
 }
 
 TRIO_INLINE __m256 load_bf16_half(const uint16_t* p) {

@@ -47,10 +47,8 @@ TRIO_INLINE __mmask16 lane_range(int low, int high) {
 TRIO_INLINE Vf vkeep(Vf x, int low, int high, Vf fill) {
   return _mm512_mask_mov_ps(fill, lane_range(low, high), x);
 }
-// First lane equal to x, 16 if there is none.
-TRIO_INLINE int vfind(Vf a, Vf x) {
-  return __builtin_ctz(0x10000u | _mm512_cmp_ps_mask(a, x, _CMP_EQ_OQ));
-}
+// A bit for each lane equal to x's, the first lane's lowest.
+TRIO_INLINE unsigned vequal(Vf a, Vf x) { return _mm512_cmp_ps_mask(a, x, _CMP_EQ_OQ); }
 
 TRIO_INLINE Vf vload_bf16(const uint16_t* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -59,11 +59,10 @@ TRIO_INLINE Vf vkeep(Vf x, int low, int high, Vf fill) {
   const Vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return ((lane >= low) & (lane < high)) ? x : fill;
 }
-TRIO_INLINE int vfind(Vf a, Vf x) {
-  for (int i = 0; i < 16; ++i) {
-    if (a[i] == x[i]) return i;
-  }
-  return 16;
+TRIO_INLINE unsigned vequal(Vf a, Vf x) {
+  unsigned equal = 0;
+  for (unsigned i = 0; i < 16; ++i) equal |= static_cast<unsigned>(a[i] == x[i]) << i;
+  return equal;
 }
 
 TRIO_INLINE Vf vload_bf16(const uint16_t* p) {
