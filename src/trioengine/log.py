@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LineSink", "RateLimit", "configure", "sink"]
 
 MAX_PENDING_BYTES: Final = 1 << 20
+GATHER_S: Final = 0.02  # a line waits so long for others at most: each wake costs the event loop
 RATE_WINDOW_S: Final = 60.0
 RATE_LIMIT_RECORDS: Final = 10
 MAX_KINDS: Final = 1000
@@ -40,6 +41,7 @@ class LineSink:
         self._pending_bytes = 0
         self._dropped = 0
         self._closed = False
+        self._hurry = threading.Event()  # somebody waits until all is written
         self._status_shown = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -57,6 +59,7 @@ class LineSink:
             if self._closed or self._pending_bytes + len(data) > self._max_pending_bytes:
                 self._dropped += 1
                 return
+            is_first = not self._chunks  # else the thread knows already that there is something
             if self._dropped:
                 note = f"trioengine: {self._dropped} writes to the log were dropped\n".encode()
                 self._queue(note)
@@ -65,18 +68,24 @@ class LineSink:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="log", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            if is_first:
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; False if that took too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._pending_bytes == 0, timeout_s)
+            self._hurry.set()
+            try:
+                return self._changed.wait_for(lambda: self._pending_bytes == 0, timeout_s)
+            finally:
+                self._hurry.clear()
 
     def close(self, timeout_s: float) -> None:
         """Flush, then end the thread. What is written afterwards is dropped."""
         self.flush(timeout_s)
         with self._changed:
             self._closed = True
+            self._hurry.set()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -91,11 +100,13 @@ class LineSink:
                 self._changed.wait_for(lambda: self._chunks or self._closed)
                 if not self._chunks:
                     return
-                chunk = self._chunks.popleft()
-            self._write_all(chunk)
+                gathered = b"".join(self._chunks)
+                self._chunks.clear()
+            self._write_all(gathered)
             with self._changed:
-                self._pending_bytes -= len(chunk)
+                self._pending_bytes -= len(gathered)
                 self._changed.notify_all()
+            self._hurry.wait(GATHER_S)
 
     def _write_all(self, chunk: bytes) -> None:
         rest = memoryview(chunk)
@@ -154,7 +165,21 @@ class _SinkHandler(logging.Handler):
             self.handleError(record)
 
 
-class _JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Spells each second once: formatting a time is much of what a line costs."""
+
+    def __init__(self, fmt: str | None = None, datefmt: str | None = None) -> None:
+        super().__init__(fmt, datefmt)
+        self._second = -1
+        self._spelled = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if (second := int(record.created)) != self._second:
+            self._second, self._spelled = second, super().formatTime(record, datefmt)
+        return self._spelled
+
+
+class _JsonFormatter(_Formatter):
     """One object a line; ``extra={"fields": {…}}`` of a log call adds what a machine looks for."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -192,8 +217,9 @@ def configure(style: Literal["text", "json"], level: str, target: LineSink | Non
     Foreign loggers speak from WARNING on; ours, ``trioengine.*``, from ``level`` on.
     """
     handler = _SinkHandler(target or sink())
-    text = logging.Formatter(TEXT_FORMAT, "%H:%M:%S")
-    handler.setFormatter(_JsonFormatter() if style == "json" else text)
+    handler.setFormatter(
+        _JsonFormatter() if style == "json" else _Formatter(TEXT_FORMAT, "%H:%M:%S")
+    )
     handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]

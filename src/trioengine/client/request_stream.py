@@ -95,7 +95,7 @@ class RequestStream:
         self._closed = False
         self._num_unaccepted = self._num_owed = len(self.sequences)
         self._full: list[Sequence] = []  # those with something in their cell
-        self._wakeup: trio.Event | None = None
+        self._waiter: trio.lowlevel.Task | None = None
 
     def __repr__(self) -> str:
         states = ", ".join(f"{s.request_id} {s.state.name}" for s in self.sequences)
@@ -226,17 +226,20 @@ class RequestStream:
         return deltas
 
     def _wake(self) -> None:
-        if self._wakeup is not None:
-            self._wakeup.set()
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            trio.lowlevel.reschedule(waiter)
 
     async def _wait(self) -> None:
-        if self._wakeup is not None:
+        # An Event for each delta would cost as much as all else that is done for it.
+        if self._waiter is not None:
             raise trio.BusyResourceError("another task waits on this stream")
-        self._wakeup = trio.Event()
-        try:
-            await self._wakeup.wait()
-        finally:
-            self._wakeup = None
+        self._waiter = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
+
+    def _stop_waiting(self, _: object) -> trio.lowlevel.Abort:
+        self._waiter = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 def error_for(reason: AbortReason) -> TrioEngineError:

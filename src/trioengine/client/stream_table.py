@@ -96,9 +96,11 @@ class StreamTable:
             if sequence is None:
                 self._metrics.deltas_dropped.inc("unknown")
             elif delta.finish_reason is None:
-                if sequence.advance(SequenceEvent.DELTA) is SequenceState.OPEN:
+                # OPEN stays OPEN: the move that is made most is not looked up.
+                if sequence.state is SequenceState.OPEN:
                     self._hand_over(sequence, delta, now_s)
                 else:
+                    sequence.advance(SequenceEvent.DELTA)
                     self._metrics.deltas_dropped.inc("aborted")
             else:
                 to_abort += self._deliver_terminal(sequence, delta, now_s)
@@ -123,7 +125,8 @@ class StreamTable:
 
     def _hand_over(self, sequence: Sequence, delta: RequestOutput, now_s: float) -> None:
         stream, metrics = sequence.stream, self._metrics
-        stream.accept(sequence)
+        if not sequence.accepted:
+            stream.accept(sequence)
         if delta.token_ids:
             if sequence.last_token_s is not None:
                 metrics.inter_token_latency.observe(now_s - sequence.last_token_s)

@@ -72,7 +72,8 @@ class AccessRecord:
         elif not answered:
             self.status, self.outcome = 500, InternalError.code
         if self.rule not in QUIET_RULES and logger.isEnabledFor(logging.INFO):
-            logger.info("%s", self.line(), extra={"fields": self.fields()})
+            fields = self.fields()
+            logger.info("%s", _line(fields), extra={"fields": fields})
 
     def fields(self) -> dict[str, str | int | float]:
         """Return the line's content under names."""
@@ -86,14 +87,21 @@ class AccessRecord:
             "request_id": self.request_id,
         }
         if self.tally is not None:
-            fields["prompt_tokens"] = self.tally.usage.prompt_tokens
-            fields["completion_tokens"] = self.tally.usage.completion_tokens
+            usage = self.tally.usage
+            fields["prompt_tokens"] = usage.prompt_tokens
+            fields["completion_tokens"] = usage.completion_tokens
         return fields
 
     def line(self) -> str:
         """Return the line for people; control characters are escaped."""
-        words = [f"{name}={value}" for name, value in self.fields().items()]
-        return " ".join(words).encode("ascii", "backslashreplace").decode().translate(_ESCAPES)
+        return _line(self.fields())
+
+
+def _line(fields: dict[str, str | int | float]) -> str:
+    line = " ".join([f"{name}={value}" for name, value in fields.items()])
+    if line.isascii() and line.isprintable():
+        return line
+    return line.encode("ascii", "backslashreplace").decode().translate(_ESCAPES)
 
 
 _ESCAPES: Final = {code: f"\\x{code:02x}" for code in [*range(32), 127]}

@@ -7,9 +7,10 @@ Every failure, wherever it comes from, leaves through one door (``_on_error``) i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quart import Response
+from quart.sessions import NullSession, SessionInterface
 from quart_trio import QuartTrio
 
 from trioengine.api_keys import all_keys
@@ -33,6 +34,9 @@ from trioengine.http.tokenize import tokenize_routes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quart import Quart
+    from quart.wrappers import BaseRequestWebsocket
+
     from trioengine.client.engine_client import EngineClient
     from trioengine.config import ServerConfig
     from trioengine.http.access_log import AccessRecord
@@ -40,6 +44,18 @@ if TYPE_CHECKING:
     from trioengine.text.tokenizer import Tokenizer
 
 __all__ = ["create_app"]
+
+
+class _NoSessions(SessionInterface):
+    """No cookies are read or written; Quart would look for a session's key on every request."""
+
+    _none: Final = NullSession()
+
+    async def open_session(self, app: Quart, request: BaseRequestWebsocket) -> NullSession:
+        return self._none
+
+    def is_null_session(self, instance: object) -> bool:
+        return True
 
 
 class _App(QuartTrio):
@@ -54,6 +70,7 @@ class _App(QuartTrio):
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.url_map.strict_slashes = False
         self.url_map.merge_slashes = False  # would redirect; API clients don't follow a POST
+        self.session_interface = _NoSessions()  # type: ignore[assignment] # it has no key
         own_connections(self)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -118,7 +135,7 @@ class _Gate:
     async def _on_request(self) -> Response | None:
         request = current_request()
         exchange = Exchange.begin(request, self._finished)
-        origin = request.headers.get("Origin")
+        origin = request.field(b"origin")
         exchange.headers |= self._cors.headers(origin)
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             asked = request.headers.get("Access-Control-Request-Headers")
@@ -131,8 +148,9 @@ class _Gate:
     async def _on_response(self, response: Response) -> Response:
         exchange = Exchange.of(current_request())
         exchange.record.status = response.status_code
-        for name, value in exchange.headers.items():
-            response.headers[name] = value
+        if current_request().writer is None:  # else it has answered
+            for name, value in exchange.headers.items():
+                response.headers[name] = value
         return response
 
     async def _on_error(self, error: Exception) -> Response:

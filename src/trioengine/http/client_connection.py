@@ -98,14 +98,19 @@ class ClientConnection:
             await self.stream.aclose()
 
     async def _serve(self) -> None:
-        try:
-            with trio.fail_after(self._context.limits.handshake_s), self._wait:
-                await self.stream.do_handshake()
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+        if self.stream.secure and not await self._shake_hands():
             return
         # A server that closes idle connections meanwhile is heard by the first read.
         async with self._tasks:
             await self._read_data()
+
+    async def _shake_hands(self) -> bool:
+        try:
+            with trio.fail_after(self._context.limits.handshake_s), self._wait:
+                await self.stream.do_handshake()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            return False
+        return True
 
     # Reading -------------------------------------------------------------------------------------
 

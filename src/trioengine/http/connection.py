@@ -33,6 +33,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
 from trioengine.http.client_connection import connection_of
+from trioengine.http.h1 import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -53,6 +54,13 @@ class AskedBody(TrioBody):
     """A request body that asks for itself: ``Expect: 100-continue`` is answered when it is read."""
 
     ask: Callable[[], Awaitable[None]] = staticmethod(_nobody_to_ask)
+    whole: bytes | None = None  # where it had arrived before the handler began
+
+    def set_whole(self, data: bytes) -> None:
+        """Be complete, with ``data``."""
+        self.whole = data
+        self.append(data)
+        self.set_complete()
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from self.ask().__await__()
@@ -85,6 +93,25 @@ class OwnedRequest(TrioRequest):
     asgi_send: Callable[[Any], Awaitable[None]]
     writer: ResponseWriter | None
 
+    async def read_body(self) -> bytes:
+        """Return the whole body, and let go of it. A checkpoint if it has to be waited for."""
+        data, self.body.whole = self.body.whole, None
+        if data is None:
+            data = await self.get_data(cache=False, as_text=False, parse_form_data=False)
+        self.body.clear()
+        return data
+
+    def field(self, name: bytes) -> str | None:
+        """Return the first value of a header field, ``None`` without one. Cheap when it is absent.
+
+        Args:
+            name: In lower case.
+        """
+        for each, value in self.scope["headers"]:
+            if each == name:
+                return value.decode("latin-1")
+        return None
+
     def end(self) -> None:
         """Note that the answer is whole once what is being sent has been. Idempotent."""
         if not self.ending and self.connection is not None:
@@ -93,17 +120,23 @@ class OwnedRequest(TrioRequest):
 
 
 class OwnedHTTPConnection(TrioASGIHTTPConnection):
-    """One ASGI exchange: handler and body pump under one nursery, and the request's owner."""
+    """One ASGI exchange: a handler, a body pump where the body is late, the request's owner."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
         request = self._create_request_from_scope(send)
-        async with trio.open_nursery() as nursery:
-            with request.owned:
-                if request.connection is not None:
-                    request.connection.attach(_owner(request, nursery))
-                nursery.start_soon(self._pump, nursery, request, receive)
+        with trio.CancelScope() as scope, request.owned:
+            lose = _owner(request, scope)
+            if request.connection is not None:
+                request.connection.attach(lose)
+                # Most bodies are there before their handler is. Then nobody need wait for what
+                # comes: of the connection's end its owner is told directly.
+                if _take_body(request.body, receive):
+                    await self._answer(request)
+                    return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pump, lose, request, receive)
                 await self._answer(request)
-            nursery.cancel_scope.cancel(reason="request has ended")
+                nursery.cancel_scope.cancel(reason="request has ended")
 
     def _create_request_from_scope(self, send: Any) -> OwnedRequest:
         request = cast("OwnedRequest", super()._create_request_from_scope(send))
@@ -115,10 +148,12 @@ class OwnedHTTPConnection(TrioASGIHTTPConnection):
             request.body.ask = request.connection.protocol.send_continue
         return request
 
-    async def _pump(self, nursery: trio.Nursery, request: OwnedRequest, receive: Any) -> None:
+    async def _pump(
+        self, lose: Callable[[LossReason], None], request: OwnedRequest, receive: Any
+    ) -> None:
         """Feed the body in, until the end of the connection."""
         await ASGIHTTPConnection.handle_messages(self, request, receive)
-        _owner(request, nursery)("client_disconnect")
+        lose("client_disconnect")
 
     async def _answer(self, request: OwnedRequest) -> None:
         """Run the handler, and send its response unless it has answered by itself."""
@@ -133,14 +168,23 @@ class OwnedHTTPConnection(TrioASGIHTTPConnection):
             raise
 
 
-def _owner(request: OwnedRequest, nursery: trio.Nursery) -> Callable[[LossReason], None]:
+def _take_body(body: AskedBody, receive: Any) -> bool:
+    """Take the whole body from ``receive`` if it is there."""
+    pieces = receive.take_body() if isinstance(receive, Inbox) else None
+    if pieces is None:
+        return False
+    body.set_whole(b"".join(pieces))
+    return True
+
+
+def _owner(request: OwnedRequest, scope: trio.CancelScope) -> Callable[[LossReason], None]:
     """Return what to call when the client of ``request`` is lost."""
 
     def lose(reason: LossReason) -> None:
         if request.ending:
             return
         request.loss = request.loss or reason
-        nursery.cancel_scope.cancel(reason=reason)  # first, so that it happens whatever follows
+        scope.cancel(reason=reason)  # first, so that it happens whatever follows
         request.owned.close()
 
     return lose

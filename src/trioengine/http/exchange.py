@@ -45,10 +45,10 @@ class Exchange:
     @classmethod
     def begin(cls, request: OwnedRequest, finished: Callable[[AccessRecord], None]) -> Self:
         """Return the exchange of ``request``; ``finished`` is called once, when it is over."""
-        rid = request_id(request.headers.get(REQUEST_ID))
+        rid = request_id(request.field(b"x-request-id"))
         rule = request.url_rule.rule if request.url_rule is not None else None
         record = AccessRecord(rid, request.method, request.path, rule, request.remote_addr or "-")
-        exchange = cls(record, {REQUEST_ID: rid}, request.headers.get(TIMEOUT_HEADER))
+        exchange = cls(record, {REQUEST_ID: rid}, request.field(b"x-request-timeout"))
         request.scope[_KEY] = exchange  # type: ignore[typeddict-unknown-key]
 
         def finish() -> None:

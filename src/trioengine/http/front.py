@@ -7,6 +7,7 @@ does it serve?
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,7 @@ class Front:
         return self.config.served_model_names or (self.model.name,)
 
 
+@functools.lru_cache(maxsize=8)
 def fingerprint(model: ModelInfo) -> str:
     """Return ``system_fingerprint``: the same for the same software, model and arithmetic."""
     source = f"{__version__} {model.name} {model.runner}".encode()

@@ -61,9 +61,7 @@ async def generate(front: Front, endpoint: Endpoint) -> Response:
     front.refuse_unless_ready()
     front.refuse_unless_generating()
     slot = request.owned.enter_context(front.client.admission.reserve())
-    job = await endpoint.read(
-        front, await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    )
+    job = await endpoint.read(front, await request.read_body())
     deadline_s = exchange.deadline_s(job.timeout_s, front.config.request_timeout_s)
     await trio.lowlevel.checkpoint_if_cancelled()  # the client may have left in the meantime
     # From here to the callback nothing may wait: a request that is with the engine is owned.

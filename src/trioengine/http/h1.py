@@ -16,8 +16,8 @@ events into ASGI messages. What differs here from Hypercorn 0.18, whose internal
 
 from __future__ import annotations
 
+import collections
 import enum
-import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,6 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIReceiveEvent
 
 from trioengine.errors import InternalError
 from trioengine.http.errors import error_body, error_response
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
     from hypercorn.config import Config
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
-    from hypercorn.typing import AppWrapper
+    from hypercorn.typing import AppWrapper, ASGIReceiveEvent
 
     from trioengine.errors import TrioEngineError
     from trioengine.http.limits import Limits
 
-__all__ = ["AppTasks", "Http1Protocol", "Phase", "ServerContext"]
+__all__ = ["AppTasks", "Http1Protocol", "Inbox", "Phase", "ServerContext"]
 
 _BLANK: Final = b"\r\n"  # may precede a request line (RFC 9112, section 2.2)
 
@@ -88,22 +87,47 @@ class AppTasks(TaskGroup):
     async def spawn_app(
         self, app: AppWrapper, config: Config, scope: Any, send: Any
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        to_app, from_server = trio.open_memory_channel[ASGIReceiveEvent](math.inf)
+        inbox = Inbox()
         self.spawn(
-            _handle,
-            app,
-            config,
-            scope,
-            from_server.receive,
-            send,
-            trio.to_thread.run_sync,
-            trio.from_thread.run,
+            _handle, app, config, scope, inbox, send, trio.to_thread.run_sync, trio.from_thread.run
         )
+        return inbox.put
 
-        async def tell(message: ASGIReceiveEvent) -> None:
-            to_app.send_nowait(message)
 
-        return tell
+class Inbox:
+    """What one app is told, in order. Calling it is the app's ASGI ``receive``."""
+
+    __slots__ = ("_messages", "_waiting")
+
+    def __init__(self) -> None:
+        self._messages: collections.deque[ASGIReceiveEvent] = collections.deque()
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def put(self, message: ASGIReceiveEvent) -> None:
+        """Tell the app. Never waits."""
+        self._messages.append(message)
+        self._waiting.unpark()
+
+    async def __call__(self) -> ASGIReceiveEvent:
+        """Return the next message, waiting for it."""
+        if self._messages:
+            await trio.lowlevel.checkpoint()
+        while not self._messages:
+            await self._waiting.park()
+        return self._messages.popleft()
+
+    def take_body(self) -> list[bytes] | None:
+        """Take the whole body, in pieces, if all of it is here; else ``None``, and nothing."""
+        pieces: list[bytes] = []
+        for message in self._messages:
+            if message["type"] != "http.request":
+                return None
+            pieces.append(message["body"])
+            if not message["more_body"]:
+                for _ in pieces:
+                    self._messages.popleft()
+                return pieces
+        return None
 
 
 class OneShapeStream(HTTPStream):

@@ -29,6 +29,7 @@ __all__ = ["Listener", "open_listeners"]
 
 BACKLOG: Final = 2048
 SEND_BUFFER_BYTES: Final = 256 * 2**10  # the kernel doubles it for its own bookkeeping
+_UNSENT_BYTES: Final = 2**14  # beyond what is on its way, the kernel takes so much more
 _PROBE_AFTER_S: Final = 60
 _PROBE_EVERY_S: Final = 10
 _MAX_UDS_PATH_BYTES: Final = 107  # struct sockaddr_un
@@ -118,7 +119,10 @@ def _listen_tcp(
 
 
 def _set_client_bounds(sock: socket.socket, slow_client_timeout_s: float) -> None:
+    # Accepted sockets inherit all of these: set once here, they cost a connection nothing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)

@@ -8,8 +8,8 @@ nothing but the text is encoded while tokens arrive.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -72,12 +72,12 @@ class Choice:
 
 def completion_head(model: str, fingerprint: str) -> ReplyHead:
     """Return the head of an answer that begins now."""
-    return ReplyHead(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model, fingerprint)
+    return ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model, fingerprint)
 
 
 def chat_head(model: str, fingerprint: str) -> ReplyHead:
     """Return the head of an answer that begins now."""
-    return ReplyHead(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, fingerprint)
+    return ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model, fingerprint)
 
 
 class Replies(Protocol):

@@ -6,7 +6,7 @@ It is for logs and answers only; the engine never sees it, so two requests may s
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 from typing import Final
 
 __all__ = ["HEADER", "request_id"]
@@ -20,4 +20,4 @@ def request_id(offered: str | None) -> str:
     """Return ``offered`` if it is fit to be echoed, else a fresh id of 32 hex digits."""
     if offered is not None and _SAFE.fullmatch(offered):
         return offered
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

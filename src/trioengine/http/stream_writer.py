@@ -104,13 +104,16 @@ class ResponseWriter:
         if self._connection is None:
             self._pending = chunk
             return False
-        data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk
+        data = self._framed(chunk)
         try:
             sent = self._connection.stream.try_send(data)
         except trio.BrokenResourceError:
             sent = 0  # flush will notice
         self._pending = memoryview(data)[sent:] if sent < len(data) else b""
         return not self._pending
+
+    def _framed(self, chunk: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk
 
     async def flush(self) -> None:
         """Wait until the chunk that is waiting has gone. A checkpoint if there is one.
@@ -147,7 +150,10 @@ class ResponseWriter:
         self._request.end()
         if close and self._connection is not None:
             self._connection.protocol.closing = True
-        await self.write(last)
+        if self._connection is not None and last and not self._silent:
+            self._connection.stream.hold(self._framed(last))  # leaves with the end of the body
+        else:
+            await self.write(last)
         await self._request.asgi_send(
             {"type": "http.response.body", "body": b"", "more_body": False}
         )

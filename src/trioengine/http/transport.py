@@ -29,7 +29,7 @@ __all__ = ["ClientStream"]
 SLICE_BYTES: Final = 2**14  # one TLS record; also what must move within the slow-client timeout
 MAX_RECV_BYTES: Final = 2**16
 CLOSE_S: Final = 2.0  # for TLS's farewell
-_SENDS_PER_CHECKPOINT: Final = 32
+_CALLS_PER_CHECKPOINT: Final = 32
 _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 
 
@@ -63,16 +63,17 @@ class ClientStream:
         self.name = _own_address(sock)
         self.secure = tls is not None
         self._sock = sock
-        self._socket_stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = (
-            self._socket_stream
-            if tls is None
-            else trio.SSLStream(self._socket_stream, tls, server_side=True)
-        )
+        self._tls: trio.SSLStream[trio.SocketStream] | None = None
+        if tls is None:
+            sock.setblocking(False)
+        else:
+            plain = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            self._tls = trio.SSLStream(plain, tls, server_side=True)
         self._slow_client_timeout_s = slow_client_timeout_s
         self.on_stalled: Callable[[], None] = _nobody_to_tell
         self._waiting = False
-        self._sends = 0
+        self._held = b""
+        self._sends = self._receives = 0
 
     def __repr__(self) -> str:
         return f"<ClientStream fd={self._sock.fileno()} peer={self.peer}>"
@@ -87,17 +88,38 @@ class ClientStream:
         Raises:
             trio.BrokenResourceError: The client does not speak TLS, or has gone.
         """
-        if isinstance(self._stream, trio.SSLStream):
-            await self._stream.do_handshake()
+        if self._tls is not None:
+            await self._tls.do_handshake()
 
     async def receive_some(self) -> bytes:
         """Return what has arrived, at least a byte; ``b""`` at the end.
+
+        A checkpoint when it has to wait, and every 32nd time.
 
         Raises:
             trio.BrokenResourceError: The connection was reset.
             trio.ClosedResourceError: We have closed it.
         """
-        return bytes(await self._stream.receive_some(MAX_RECV_BYTES))
+        if self._tls is not None:
+            return bytes(await self._tls.receive_some(MAX_RECV_BYTES))
+        self._receives += 1
+        if self._receives % _CALLS_PER_CHECKPOINT == 0:
+            await trio.lowlevel.checkpoint()  # who floods us must not starve the others
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while (data := self._try_receive()) is None:
+            await trio.lowlevel.wait_readable(self._sock)
+        return data
+
+    def _try_receive(self) -> bytes | None:
+        try:
+            return self._sock.recv(MAX_RECV_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if self._sock.fileno() == -1:
+                raise trio.ClosedResourceError("connection closed on our side") from error
+            raise trio.BrokenResourceError(f"connection broken: {error}") from error
 
     def try_send(self, data: bytes) -> int:
         """Hand to the kernel what it takes at once, and return how many bytes that was.
@@ -112,15 +134,14 @@ class ClientStream:
             raise trio.BusyResourceError("another task is sending on this connection")
         if self.secure or not data:
             return 0
-        try:
-            return self._sock.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise trio.BrokenResourceError(f"connection broken: {error}") from error
+        return self._send_some(data)
+
+    def hold(self, data: bytes) -> None:
+        """Let ``data`` leave together with what ``send`` is given next, which must follow soon."""
+        self._held += data
 
     async def send(self, data: bytes) -> None:
-        """Send all of ``data``, waiting for the client within bounds.
+        """Send all of ``data``, after what was held, waiting for the client within bounds.
 
         A checkpoint when it has to wait, and every 32nd time; always after the bytes have gone, so
         that a cancellation does not leave half a message.
@@ -129,11 +150,13 @@ class ClientStream:
             trio.BrokenResourceError: The connection is gone, or was cut for being too slow.
             trio.BusyResourceError: Another task is sending.
         """
+        if self._held:
+            data, self._held = self._held + data, b""
         sent = self.try_send(data)
         if sent < len(data):
             await self.send_rest(memoryview(data)[sent:])
         self._sends += 1
-        if self._sends % _SENDS_PER_CHECKPOINT == 0:
+        if self._sends % _CALLS_PER_CHECKPOINT == 0:
             await trio.lowlevel.checkpoint()
 
     async def send_rest(self, data: memoryview) -> None:
@@ -151,13 +174,31 @@ class ClientStream:
 
     async def _send_slice(self, piece: memoryview) -> None:
         with trio.move_on_after(self._slow_client_timeout_s, shield=True) as scope:
-            await self._stream.send_all(piece)
+            await self._send_all(piece)
         if scope.cancelled_caught:
             self.on_stalled()
             self.reset()
             raise trio.BrokenResourceError(
                 f"client took nothing for {self._slow_client_timeout_s:g} s"
             )
+
+    async def _send_all(self, piece: memoryview) -> None:
+        if self._tls is not None:
+            await self._tls.send_all(piece)
+            return
+        while piece:
+            if self._sock.fileno() == -1:
+                raise trio.ClosedResourceError("connection closed on our side")
+            await trio.lowlevel.wait_writable(self._sock)
+            piece = piece[self._send_some(piece) :]
+
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError(f"connection broken: {error}") from error
 
     def finish_sending(self) -> None:
         """Tell the client that nothing follows; what it still sends can be received."""
@@ -166,7 +207,9 @@ class ClientStream:
 
     def close(self) -> None:
         """Close at once; the kernel still delivers what it holds. Wakes who waits. Idempotent."""
-        self._socket_stream.socket.close()
+        if self._sock.fileno() != -1:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
 
     def reset(self) -> None:
         """Close at once and drop what the kernel holds: the client sees a reset. Idempotent."""
@@ -176,12 +219,12 @@ class ClientStream:
 
     async def aclose(self) -> None:
         """Close in order: under TLS the client is told first, within ``CLOSE_S``."""
-        if self.secure and self._sock.fileno() != -1:
+        if self._tls is not None and self._sock.fileno() != -1:
             with (
                 trio.move_on_after(CLOSE_S, shield=True),
                 contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError),
             ):
-                await self._stream.aclose()
+                await self._tls.aclose()
         self.close()
 
 
