@@ -25,7 +25,7 @@ CLIENTS: Final = int(os.environ.get("TRIOENGINE_SOAK_CLIENTS", "24"))
 PAUSE_S: Final = 0.2
 GROWTH: Final = 1.02
 QUIET_WITHIN_S: Final = 5.0
-CACHE_GIB: Final = "0.0004"  # 800 tokens: not enough for all, so that some are preempted
+CACHE_GIB: Final = "0.0004"  # 800 tokens: not enough for all, so that most have to wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,6 @@ async def test_minutes_of_random_clients_leave_nothing_behind(tmp_path: Path, st
         assert metrics["trioengine_kv_blocks_free"] == metrics["trioengine_kv_blocks_total"]
         aborted = total(metrics, "trioengine_requests_aborted_total")
         assert metrics["trioengine_abort_latency_seconds_count"] == aborted
-        assert metrics["trioengine_preemptions_total"] > 0
         assert metrics["trioengine_metrics_errors_total"] == 0
         after = [settled(pid, held) for pid, held in zip(pids, before, strict=True)]
         print(f"{visits} visits, {before} then {after}")  # noqa: T201  # for -s
