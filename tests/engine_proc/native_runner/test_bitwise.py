@@ -189,14 +189,18 @@ class Seen:
 
 
 def assert_same_bits(ours: Outcome, alone: Outcome, *, aborted: bool) -> None:
-    """An aborted request got a part of its answer; what there is of it must be right."""
+    """Compare what both computed.
+
+    An aborted request got a part of its answer; what there is of it must be right. One that ended
+    within a plan of several steps was computed a little beyond its end, for nobody.
+    """
     if aborted:
         assert ours.tokens == alone.tokens[: len(ours.tokens)]
     else:
         assert ours.tokens == alone.tokens
-        assert ours.logits.keys() == alone.logits.keys()
-    for position, values in ours.logits.items():
-        for found, expected in zip(values, alone.logits[position], strict=True):
+        assert ours.logits.keys() >= alone.logits.keys()
+    for position in ours.logits.keys() & alone.logits.keys():
+        for found, expected in zip(ours.logits[position], alone.logits[position], strict=True):
             np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
