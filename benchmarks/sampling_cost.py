@@ -4,10 +4,10 @@
     python benchmarks/sampling_cost.py MODEL_DIR --cases greedy logprobs-5 --rounds 20
 
 Every case runs the engine's own step (schedule, build, execute, apply) over the same prompts, whose
-blocks stay in the prefix cache. Cases take turns of a few steps, so that a machine that changes its
-speed does so for all of them. What is told is the median of each case's steps, and the median over
-the rounds of its ratio to the plain greedy steps of that round. On a busy machine, `--cpu-time`
-with `--threads 1` counts the work and not the waiting.
+full blocks stay in the prefix cache. Cases take turns of a few steps, so that a machine that
+changes its speed does so for all of them. What is told is the median of each case's steps, and the
+median over the rounds of its ratio to the plain greedy steps of that round. On a busy machine,
+`--cpu-time` with `--threads 1` counts the work and not the waiting.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> None:
     )
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--context", type=int, default=257)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument(
         "--steps", type=int, default=12, help="of a case before the next one's turn"
@@ -120,15 +120,24 @@ def main() -> None:
     clock = time.process_time if args.cpu_time else time.perf_counter
     bench = Bench(core, clock, args.batch, args.context, args.steps)
     bench.run("greedy")  # computes the prompts
-    rounds = [{case: bench.seconds(case) for case in args.cases} for _ in range(args.rounds)]
-    plain = args.cases[0]
     print(f"{runner.model.runner}, batch {args.batch}, context {args.context}")
-    for case in args.cases:
+    rounds = []
+    for _ in range(args.rounds):
+        rounds.append({case: bench.seconds(case) for case in args.cases})
+        report(rounds)
+
+
+def report(rounds: list[dict[str, float]]) -> None:
+    """Print the medians of the rounds so far: a run may be cut short."""
+    plain = next(iter(rounds[0]))
+    print(f"{len(rounds)} rounds")
+    for case in rounds[0]:
         step_ms = statistics.median(each[case] for each in rounds) * 1000
         ratios = [each[case] / each[plain] for each in rounds]
         print(
             f"{case:14} {step_ms:7.2f} ms  {statistics.median(ratios):.3f} of {plain}"
-            f"  ({min(ratios):.3f} to {max(ratios):.3f})"
+            f"  ({min(ratios):.3f} to {max(ratios):.3f})",
+            flush=True,
         )
 
 

@@ -83,14 +83,33 @@ bool has_entries(const int32_t* starts, int row) {
 }  // namespace
 
 bool EditsView::touch(int row) const {
-  if (allow.row_masks != nullptr && allow.row_masks[row] >= 0) return true;
+  if (dense(row)) return true;
   if (has_entries(bias.starts, row) || has_entries(penalties.starts, row)) return true;
   return std::any_of(masks.begin(), masks.end(),
                      [row](const TokenMask& mask) { return mask.row == row; });
 }
 
+void EditsView::note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const {
+  old->clear();
+  const auto add = [&](int32_t id) { old->push_back({id, line.logits[id]}); };
+  for (const TokenMask& mask : masks) {
+    if (mask.row == row) std::for_each(mask.token_ids.begin(), mask.token_ids.end(), add);
+  }
+  if (has_entries(bias.starts, row)) {
+    std::for_each(bias.token_ids + bias.starts[row], bias.token_ids + bias.starts[row + 1], add);
+  }
+  if (has_entries(penalties.starts, row)) {
+    std::for_each(penalties.token_ids + penalties.starts[row],
+                  penalties.token_ids + penalties.starts[row + 1], add);
+  }
+}
+
+void restore(const LogitsRow& line, const std::vector<OldLogit>& old) {
+  for (const OldLogit& each : old) line.logits[each.id] = each.logit;
+}
+
 void EditsView::apply(int row, const LogitsRow& line) const {
-  if (allow.row_masks != nullptr && allow.row_masks[row] >= 0) {
+  if (dense(row)) {
     allow_only(line, allow.words + static_cast<std::size_t>(allow.row_masks[row]) *
                                        static_cast<std::size_t>(allow.width), allow.width);
   }

@@ -54,6 +54,14 @@ struct AllowView {
   int width = 0;
 };
 
+struct OldLogit {
+  int32_t id;
+  float logit;
+};
+
+// Puts back what was noted. Peaks stay as they are.
+void restore(const LogitsRow& line, const std::vector<OldLogit>& old);
+
 struct EditsView {
   std::vector<TokenMask> masks;
   AllowView allow;
@@ -62,6 +70,10 @@ struct EditsView {
 
   // Whether a row has any.
   bool touch(int row) const;
+  // Whether those of a row may change most of it.
+  bool dense(int row) const { return allow.row_masks != nullptr && allow.row_masks[row] >= 0; }
+  // Notes what `apply` is about to change in a row without dense ones; earlier notes are dropped.
+  void note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const;
   // Applies those of a row, in this order: masks, bias, penalties; and mends the peaks.
   void apply(int row, const LogitsRow& line) const;
 };

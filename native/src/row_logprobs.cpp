@@ -14,6 +14,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 }  // namespace
 
 void LogprobsReader::read(const LogitsRow& row, int count, int32_t* top_ids, float* top) {
+  peaks_.resize(static_cast<std::size_t>(row.units));
+  for (int u = 0; u < row.units; ++u) peaks_[static_cast<std::size_t>(u)] = row.peaks[u].value;
   normaliser_ = normaliser(row);
   collect(row, bound(row, count));
   const std::size_t most = static_cast<std::size_t>(count), found = candidates_.size();
@@ -47,9 +49,15 @@ float LogprobsReader::logprob(float logit) const {
   return value >= kLeastLogprob ? std::min(value, 0.0f) : kLeastLogprob;
 }
 
-int32_t LogprobsReader::rank(const float* logits, int vocab_size, float logit) {
+// Units whose likeliest token is no likelier need no look.
+int32_t LogprobsReader::rank(const LogitsRow& row, float logit) const {
   int32_t likelier = 0;
-  for (int i = 0; i < vocab_size; ++i) likelier += logits[i] > logit ? 1 : 0;
+  for (int unit = 0; unit < row.units; ++unit) {
+    if (!(peaks_[static_cast<std::size_t>(unit)] > logit)) continue;
+    const float* logits = row.logits + unit * kUnitColumns;
+    const int count = unit_count(row, unit);
+    for (int i = 0; i < count; ++i) likelier += logits[i] > logit ? 1 : 0;
+  }
   return likelier + 1;
 }
 

@@ -26,9 +26,9 @@ class LogprobsReader {
 
   // Takes in a row: its normaliser and its `count` likeliest tokens, equals by id.
   void read(const LogitsRow& row, int count, int32_t* top_ids, float* top);
-  // Of a token of the row that was read last; `logits` are that row's, unchanged or a copy.
+  // Of a token of the row that was read last, whose logits are again, or still, what they were.
   float logprob(float logit) const;
-  static int32_t rank(const float* logits, int vocab_size, float logit);
+  int32_t rank(const LogitsRow& row, float logit) const;
 
  private:
   struct Candidate {
@@ -42,6 +42,7 @@ class LogprobsReader {
 
   const KernelTable& kernels_;
   double normaliser_ = 0.0;
+  std::vector<float> peaks_;  // of the row that was read last
   std::vector<float> values_;
   std::vector<Candidate> candidates_;
 };

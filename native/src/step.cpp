@@ -404,9 +404,8 @@ class Runner::Pass {
 
   // The token of a row, and its logprobs where they are wanted: those of the model's own logits,
   // which therefore outlive what sampling does to them.
-  int32_t pick(int row, LogitsRow line, const StepOutput& output) const {
+  int32_t pick(int row, const LogitsRow& line, const StepOutput& output) const {
     RowSampler& own = runner_.samplers_[thread_];
-    const float* const logits = line.logits;
     const bool told = wants_logprobs(row);
     const std::size_t top = static_cast<std::size_t>(row) *
                             static_cast<std::size_t>(output.logprobs.width);
@@ -414,19 +413,30 @@ class Runner::Pass {
       own.logprobs.read(line, step_.logprobs_k[row], output.logprobs.top_ids + top,
                         output.logprobs.top + top);
     }
-    if (step_.edits.touch(row)) {
-      if (told || output.logits != nullptr) {
-        own.edited.assign(logits, logits + shape_.vocab);
-        line.logits = own.edited.data();
-      }
-      step_.edits.apply(row, line);
-    }
     const int32_t target = step_.targets != nullptr ? step_.targets[row] : -1;
-    const int32_t token = target >= 0 ? target : sample(row, line);
+    const int32_t token =
+        target >= 0 ? target : sample_edited(row, line, told || output.logits != nullptr);
     if (told && token >= 0) {
-      output.logprobs.chosen[row] = own.logprobs.logprob(logits[token]);
-      output.logprobs.ranks[row] = LogprobsReader::rank(logits, shape_.vocab, logits[token]);
+      output.logprobs.chosen[row] = own.logprobs.logprob(line.logits[token]);
+      output.logprobs.ranks[row] = own.logprobs.rank(line, line.logits[token]);
     }
+    return token;
+  }
+
+  // Leaves the logits as they were if they are to be kept, the peaks in any case not.
+  int32_t sample_edited(int row, LogitsRow line, bool keep) const {
+    RowSampler& own = runner_.samplers_[thread_];
+    if (!step_.edits.touch(row)) return sample(row, line);
+    const bool copied = keep && step_.edits.dense(row);
+    if (copied) {
+      own.edited.assign(line.logits, line.logits + shape_.vocab);
+      line.logits = own.edited.data();
+    } else if (keep) {
+      step_.edits.note(row, line, &own.old);
+    }
+    step_.edits.apply(row, line);
+    const int32_t token = sample(row, line);
+    if (keep && !copied) restore(line, own.old);
     return token;
   }
 

@@ -68,6 +68,7 @@ class Runner {
     Sampler sampler;
     LogprobsReader logprobs;
     std::vector<float> edited;  // a copy of a row whose own logits must stay
+    std::vector<OldLogit> old;  // or what has to be put back
   };
 
   void prepare(const StepView& step);
