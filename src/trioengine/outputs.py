@@ -56,6 +56,8 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         prompt_logprobs: One per token of the prompt, ``None`` for the first, which nothing
             foretells; on the delta of the first token only.
         embedding: Of an embedding model, instead of text: little-endian float32, on the terminal.
+        refused: With ``error``: the request asked for what cannot be, nothing failed.
+        param: With ``refused``: which parameter did.
     """
 
     request_id: int
@@ -68,6 +70,8 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     embedding: bytes | None = None
+    refused: bool = False
+    param: str | None = None
 
     def merge(self, later: RequestOutput) -> None:
         """Append ``later``, the next delta of the same sequence, to this one."""
@@ -77,6 +81,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         self.stop_reason = later.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.error = later.error
+        self.refused, self.param = later.refused, later.param
         if later.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         if later.prompt_logprobs is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from trioengine.errors import InvalidRequestError
+from trioengine.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -76,6 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         include_stop_str_in_output: The stop string, or the token that stopped it, is part of the
             text.
         skip_special_tokens: Special tokens are no part of the text.
+        structured: What shape the text must have. The sequence ends as soon as nothing can follow,
+            whatever ``min_tokens`` and ``ignore_eos`` say; end-of-sequence comes only where the
+            text is complete.
 
     Raises:
         InvalidRequestError: A value is out of range; ``param`` names it.
@@ -102,6 +106,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trioengine.client.request_queue import RequestQueue
 from trioengine.client.request_stream import error_for
 from trioengine.client.sequence import SequenceEvent, SequenceState
-from trioengine.errors import InternalError, TrioEngineError
+from trioengine.errors import InternalError, InvalidRequestError, TrioEngineError
 from trioengine.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -207,6 +207,8 @@ class StreamTable:
 def _error_of(delta: RequestOutput) -> TrioEngineError | None:
     """Return what is wrong with a terminal that nobody asked for by an abort."""
     if delta.finish_reason is FinishReason.ERROR:
+        if delta.refused and delta.error:
+            return InvalidRequestError(delta.error, param=delta.param)
         return InternalError(delta.error or "the engine failed this request")
     if delta.finish_reason is FinishReason.ABORT:
         return InternalError("the engine aborted this request unasked")

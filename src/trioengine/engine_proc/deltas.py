@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trioengine.engine_proc.runner import NO_TOKEN
-from trioengine.errors import InternalError
+from trioengine.errors import InternalError, InvalidRequestError
 from trioengine.outputs import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
@@ -64,4 +64,7 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
 def error_output(request_id: int, error: Exception) -> RequestOutput:
     """Return the terminal of a sequence that its own fault has ended."""
     message = str(error) or type(error).__name__
-    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message)
+    output = RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message)
+    if isinstance(error, InvalidRequestError):
+        output.refused, output.param = True, error.param
+    return output

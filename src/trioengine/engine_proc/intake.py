@@ -92,7 +92,8 @@ class Intake:
 def _looks_back(params: SamplingParams) -> bool:
     """Say whether how a token is sampled depends on which ones came before it."""
     return bool(
-        params.bad_words_token_ids
+        params.structured is not None
+        or params.bad_words_token_ids
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
