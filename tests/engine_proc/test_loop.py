@@ -299,6 +299,9 @@ class Scripted:
     def drain(self) -> list:  # type: ignore[type-arg]
         return self.batches.pop(0) if self.batches else [Shutdown()]
 
+    def wake(self) -> None:
+        """Nobody sleeps here."""
+
     def wait(self) -> None:
         self.waits += 1
 

@@ -18,6 +18,7 @@ runner (``SimScript(fail_at_step=3)``) ends it with ``Fatal``, as the real proce
 from __future__ import annotations
 
 import collections
+import functools
 from typing import TYPE_CHECKING
 
 import trio
@@ -27,6 +28,8 @@ from trioengine.engine_proc.detokenizer import Detokenizer, simulated_vocab
 from trioengine.engine_proc.loop import EngineLoop, fatal_from
 from trioengine.engine_proc.profiling import StepTimeline
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
+from trioengine.engine_proc.structured_output.compilations import Compilations
+from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
 from trioengine.protocol import (
     PROTOCOL_VERSION,
     FrameEncoder,
@@ -37,6 +40,7 @@ from trioengine.protocol import (
     client_frames,
     engine_frames,
 )
+from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +79,15 @@ class _NoPage:
 
     def idle(self) -> None:
         self.phase = "idle"
+
+
+@functools.cache
+def _simulated_compiler(vocab_size: int) -> GuidanceCompiler:
+    return GuidanceCompiler(
+        lambda: Tokenizer.simulated(vocab_size).to_json(),
+        vocab_size=vocab_size,
+        eos_token_ids=(0,),
+    )
 
 
 def sim_core(
@@ -119,6 +132,10 @@ def sim_core(
         prefill_tokens_beside_decodes=prefill_tokens_beside_decodes,
         num_scheduler_steps=num_scheduler_steps,
         seed=seed,
+        grammars=Compilations(
+            _simulated_compiler(vocab_size),
+            start=lambda work: work(),
+        ),
         profile_dir=profile_dir,
         timeline=timeline,
     )
@@ -337,6 +354,9 @@ class _Wire:
 
     def wait(self) -> None:
         raise AssertionError("a stepped engine never waits")
+
+    def wake(self) -> None:
+        self._engine._wake()
 
     def send(self, message: EngineMessage) -> None:
         self._engine._say(message)

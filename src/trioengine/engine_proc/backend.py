@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import enum
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -10,7 +11,16 @@ if TYPE_CHECKING:
     from trioengine.outputs import RequestOutput
     from trioengine.protocol import Add, EngineLimits, EngineStats, ModelInfo
 
-__all__ = ["EngineBackend"]
+__all__ = ["LATER", "EngineBackend", "Later"]
+
+
+class Later(enum.Enum):
+    """What ``add_request`` says where it is not known yet whether the request can be served."""
+
+    LATER = enum.auto()
+
+
+LATER: Final = Later.LATER
 
 
 class EngineBackend(Protocol):
@@ -19,12 +29,21 @@ class EngineBackend(Protocol):
     model: ModelInfo
     limits: EngineLimits
 
-    def add_request(self, add: Add) -> RequestOutput | None:
+    def add_request(self, add: Add) -> RequestOutput | Later | None:
         """Take a sequence into WAITING.
 
         Returns its terminal error where this one request cannot be served; never raises for
-        anything that a request contains.
+        anything that a request contains. ``LATER``: ``settle`` will say.
         """
+
+    def settle(self) -> tuple[list[int], list[RequestOutput]]:
+        """Return which of those added ``LATER`` are in WAITING now, and the errors of others."""
+
+    def has_news(self) -> bool:
+        """True where ``settle`` would return something."""
+
+    def when_settled(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, from any thread, when there is news."""
 
     def abort(self, request_ids: Sequence[int]) -> list[RequestOutput]:
         """Free the blocks of these sequences now; return one ``abort`` terminal per live id.

@@ -7,6 +7,7 @@ a connected pipe, sending never blocks: memory is bounded by the server's admiss
 
 from __future__ import annotations
 
+import os
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final, Self
 
@@ -39,6 +40,11 @@ class EngineChannel:
         self._push = self._open(zmq.PUSH, outputs_address)
         self._encoder = FrameEncoder()
         self._decoder = client_frames()
+        # Never closed: a thread may wake us when the loop is over already.
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._pull, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
 
     def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -91,8 +97,13 @@ class EngineChannel:
             return messages
 
     def wait(self) -> None:
-        """Wait until something has arrived."""
-        self._pull.poll()
+        """Wait until something has arrived, or somebody wakes us."""
+        if self._wake_fd in dict(self._poller.poll()):
+            os.eventfd_read(self._wake_fd)
+
+    def wake(self) -> None:
+        """End ``wait``, from any thread."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def send(self, message: EngineMessage) -> None:
         """Send without ever waiting for the server."""

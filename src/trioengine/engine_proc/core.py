@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from trioengine.engine_proc.backend import LATER
 from trioengine.engine_proc.deltas import ALIEN_TOKEN, error_output, extend
 from trioengine.engine_proc.input_batch import InputBatch
 from trioengine.engine_proc.intake import Intake
@@ -30,10 +31,16 @@ from trioengine.engine_proc.kv_cache.block_pool import BlockPool
 from trioengine.engine_proc.kv_cache.manager import KVCacheManager
 from trioengine.engine_proc.logprobs import note_scores, told_samples
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
-from trioengine.engine_proc.request import Request, RequestStatus, TextBuilder
+from trioengine.engine_proc.request import Request, RequestEvent, RequestStatus, TextBuilder
 from trioengine.engine_proc.runner import NO_TOKEN
 from trioengine.engine_proc.scheduler import PREFILL_TOKENS_BESIDE_DECODES, Scheduler
-from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
+from trioengine.engine_proc.structured_output.masks import MaskFiller
+from trioengine.errors import (
+    InternalError,
+    InvalidRequestError,
+    ProtocolError,
+    TrioEngineError,
+)
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import EngineLimits, EngineStats
 
@@ -43,9 +50,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from trioengine.engine_proc.backend import Later
     from trioengine.engine_proc.input_batch import BuiltStep
     from trioengine.engine_proc.runner import ModelRunner, StepResult
     from trioengine.engine_proc.scheduler import SchedulerOutput
+    from trioengine.engine_proc.structured_output.compilations import Compilations
     from trioengine.protocol import Add
     from trioengine.sampling_params import SamplingParams
 
@@ -71,6 +80,7 @@ class EngineCore:
         prefill_tokens_beside_decodes: int = PREFILL_TOKENS_BESIDE_DECODES,
         num_scheduler_steps: int = 1,
         seed: int = 0,
+        grammars: Compilations | None = None,
         profile_dir: Path | None = None,
         timeline: StepTimeline | None = None,
     ) -> None:
@@ -85,6 +95,7 @@ class EngineCore:
             prefill_tokens_beside_decodes: Most prompt tokens of a step in which anything decodes.
             num_scheduler_steps: Most decode steps between two looks at what was sampled.
             seed: Where the seeds of requests without one come from.
+            grammars: Compiles what answers are to look like; ``None`` refuses such requests.
             profile_dir: Where profiles go; ``None`` refuses them.
             timeline: Told of every phase boundary; shared with the loop.
 
@@ -114,14 +125,16 @@ class EngineCore:
             max_num_steps=num_scheduler_steps,
         )
         self._batch = InputBatch(max_num_seqs, kv_cache.num_blocks_for(max_model_len), block_size)
+        self._grammars = grammars
+        self._masks = MaskFiller(self.model.vocab_size)
         self._live: dict[int, Request] = {}
         self._generation_tokens = self._aborts_ignored = 0
         self._step_seconds = 0.0
 
     # Requests -------------------------------------------------------------------------------
 
-    def add_request(self, add: Add) -> RequestOutput | None:
-        """Take a sequence into WAITING, or return its terminal error.
+    def add_request(self, add: Add) -> RequestOutput | Later | None:
+        """Take a sequence into WAITING, or return its terminal error, or let its grammar compile.
 
         Raises:
             ProtocolError: The id is live already: the server has lost count.
@@ -130,11 +143,53 @@ class EngineCore:
             raise ProtocolError(f"request id {add.request_id} was added twice")
         try:
             request = self._intake.make_request(add)
+            waits = self._wait_for_grammar(request)
         except Exception as error:  # contained: nothing shared has been touched yet
             return error_output(add.request_id, error)
         self._live[add.request_id] = request
+        if waits:
+            request.advance(RequestEvent.COMPILE)
+            return LATER
         self._scheduler.add(request)
         return None
+
+    def _wait_for_grammar(self, request: Request) -> bool:
+        """Give a request its grammar if it wants one and it is known; True where it has to wait."""
+        structured = request.params.structured
+        if structured is None:
+            return False
+        if self._grammars is None:
+            raise InvalidRequestError("this engine takes no grammars", param=structured.param)
+        grammar = self._grammars.request(request.request_id, structured)
+        if grammar is None:
+            return True
+        request.grammar = grammar.begin()
+        return False
+
+    def settle(self) -> tuple[list[int], list[RequestOutput]]:
+        """Take those whose grammar is there into WAITING; return them, and the errors of others."""
+        accepted: list[int] = []
+        refused: list[RequestOutput] = []
+        for request_id, outcome in self._grammars.settled() if self._grammars else ():
+            request = self._live[request_id]
+            if isinstance(outcome, TrioEngineError):
+                self._end(request, FinishReason.ERROR)
+                refused.append(error_output(request_id, outcome))
+                continue
+            request.grammar = outcome.begin()
+            request.advance(RequestEvent.COMPILED)
+            self._scheduler.add(request)
+            accepted.append(request_id)
+        return accepted, refused
+
+    def has_news(self) -> bool:
+        """True where a grammar has come, or will not."""
+        return self._grammars is not None and self._grammars.has_settled
+
+    def when_settled(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, from any thread, when there is news."""
+        if self._grammars is not None:
+            self._grammars.on_settled = wake
 
     def abort(self, request_ids: Sequence[int]) -> list[RequestOutput]:
         """Free the blocks of these sequences now; return one terminal per live id."""
@@ -150,13 +205,20 @@ class EngineCore:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take a request out of everything, once."""
-        self._scheduler.forget(request)
+        if request.status is RequestStatus.COMPILING:
+            self._withdraw(request)
+        else:
+            self._scheduler.forget(request)
         if request.row >= 0:
             self._batch.remove(request)
         request.finish(reason)
         del self._live[request.request_id]
         if not self._live:
             self._kv_cache.check_idle()
+
+    def _withdraw(self, request: Request) -> None:
+        if self._grammars is not None:
+            self._grammars.withdraw(request.request_id)
 
     @property
     def live_ids(self) -> frozenset[int]:
@@ -166,8 +228,8 @@ class EngineCore:
     # The step -------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """True while a sequence waits or runs."""
-        return bool(self._live)
+        """True while a sequence waits or runs; not for one whose grammar is being compiled."""
+        return self._scheduler.has_requests()
 
     def step(self, poll_aborts: Callable[[], Sequence[int]]) -> list[RequestOutput]:
         """Schedule, execute, poll aborts, apply; return the deltas: at most one a request.
@@ -206,6 +268,7 @@ class EngineCore:
     def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[BuiltStep, StepResult]:
         """Compute one step; return whose its rows were, and what they got."""
         built = self._batch.build(plan, ahead)
+        self._masks.fill(built.sampled, built.batch.sampling)
         self._timeline.lap("build")
         result = self._runner.execute(built.batch)
         result.tokens = self._checked(result.tokens)
@@ -259,7 +322,7 @@ class EngineCore:
         scheduler = self._scheduler
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(self._live) - len(scheduler.running),
             free_blocks=self._pool.num_blank,
             evictable_blocks=self._pool.num_evictable,
             prompt_tokens=scheduler.prompt_tokens,
@@ -301,6 +364,7 @@ class EngineCore:
         self._pool.check_integrity()
         scheduler = self._scheduler
         queued = {request.request_id for request in [*scheduler.running, *scheduler.waiting]}
+        queued |= {r.request_id for r in self._live.values() if r.status is RequestStatus.COMPILING}
         if queued != self.live_ids:
             raise InternalError(f"live {sorted(self.live_ids)}, but queued {sorted(queued)}")
         if set(scheduler.running) != set(self._batch.requests):

@@ -31,11 +31,14 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
         output.prompt_logprobs = request.prompt_logprobs
         return output
     if token == NO_TOKEN:
+        if request.grammar is not None:
+            request.grammar.check()
         raise InternalError("no token of the vocabulary is allowed here")
     if token < 0:
         raise InternalError("the model gave a token outside its vocabulary")
     tokens, new_ids = request.tokens, [token]
     tokens.append(token)
+    complete = request.grammar is not None and request.grammar.accept(token)
     reason: FinishReason | None = None
     stop_reason: int | str | None = None
     if token in request.ending_ids:
@@ -49,6 +52,9 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
         text, stop_reason, _ = request.text.append(new_ids)
         if stop_reason is not None:
             reason = FinishReason.STOP
+        elif complete:
+            reason = FinishReason.STOP
+            text += request.text.flush()
         elif len(tokens) >= request.max_len:
             reason = FinishReason.LENGTH
             text += request.text.flush()

@@ -83,6 +83,17 @@ class EmbeddingCore:
         self._waiting[add.request_id] = add
         return None
 
+    def settle(self) -> tuple[list[int], list[RequestOutput]]:
+        """Return nothing: every request is taken or refused at once."""
+        return [], []
+
+    def has_news(self) -> bool:
+        """False: see ``settle``."""
+        return False
+
+    def when_settled(self, wake: Callable[[], None]) -> None:
+        """Never call it."""
+
     def abort(self, request_ids: Sequence[int]) -> list[RequestOutput]:
         """Forget these sequences; return one terminal per live id."""
         outputs = []

@@ -18,6 +18,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Protocol
 
+from trioengine.engine_proc.backend import LATER
 from trioengine.engine_proc.profiling import StepTimeline
 from trioengine.errors import (
     ConfigError,
@@ -54,6 +55,9 @@ class Channel(Protocol):
 
     def wait(self) -> None:
         """Wait until something has arrived; may return early."""
+
+    def wake(self) -> None:
+        """End ``wait``, from any thread."""
 
     def send(self, message: EngineMessage) -> None:
         """Send without ever waiting for the peer."""
@@ -93,6 +97,7 @@ class EngineLoop:
         self._deferred: list[ClientMessage] = []
         self._accepted: list[int] = []
         self._terminals: list[RequestOutput] = []
+        backend.when_settled(channel.wake)
 
     def run(self) -> None:
         """Turn until ``Shutdown``.
@@ -108,7 +113,7 @@ class EngineLoop:
 
     def has_something_to_do(self) -> bool:
         """True where a turn has work even if no message comes."""
-        return bool(self._deferred) or self._backend.has_work()
+        return bool(self._deferred) or self._backend.has_work() or self._backend.has_news()
 
     def turn(self) -> None:
         """Handle what has arrived and run one step if there is work. Never waits.
@@ -147,14 +152,20 @@ class EngineLoop:
                 break
             else:
                 raise ProtocolError(f"{type(message).__name__} after the handshake")
+        self._settle()
         self._flush()
 
     def _add(self, add: Add) -> None:
-        error = self._backend.add_request(add)
-        if error is None:
+        answer = self._backend.add_request(add)
+        if answer is None:
             self._accepted.append(add.request_id)
-        else:
-            self._terminals.append(error)
+        elif answer is not LATER:
+            self._terminals.append(answer)
+
+    def _settle(self) -> None:
+        accepted, refused = self._backend.settle()
+        self._accepted += accepted
+        self._terminals += refused
 
     def _call(self, call: Call) -> CallResult:
         try:

@@ -14,6 +14,8 @@ from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
 from trioengine.engine_proc.embedding_core import EmbeddingCore
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
+from trioengine.engine_proc.structured_output.compilations import Compilations
+from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
 from trioengine.errors import ConfigError
 from trioengine.models.checkpoint_files import eos_token_ids
 from trioengine.models.embedding_files import read_embedding_files
@@ -74,8 +76,22 @@ def build_backend(
         num_scheduler_steps=options.num_scheduler_steps,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
+        grammars=Compilations(_grammar_compiler(config, runner.model)),
         profile_dir=None if options.profile_dir is None else Path(options.profile_dir),
         timeline=timeline,
+    )
+
+
+def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> GuidanceCompiler:
+    def tokenizer_json() -> str:
+        if config.model_dir is not None:
+            return (Path(config.model_dir) / "tokenizer.json").read_text(encoding="utf-8")
+        from trioengine.text.tokenizer import Tokenizer
+
+        return Tokenizer.simulated(model.vocab_size).to_json()
+
+    return GuidanceCompiler(
+        tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
     )
 
 

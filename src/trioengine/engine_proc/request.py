@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trioengine.engine_proc.sampling_extras import SamplingExtras
+    from trioengine.engine_proc.structured_output.grammar import GrammarState
     from trioengine.outputs import FinishReason, TokenLogprob
     from trioengine.sampling_params import SamplingParams
 
@@ -39,6 +40,7 @@ __all__ = [
 class RequestStatus(enum.Enum):
     """Where a request stands. Why it ended is ``Request.finish_reason``."""
 
+    COMPILING = "compiling"  # its grammar; the scheduler has not heard of it
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -48,12 +50,17 @@ class RequestStatus(enum.Enum):
 class RequestEvent(enum.Enum):
     """What can happen to a request."""
 
+    COMPILE = "compile"
+    COMPILED = "compiled"
     ADMIT = "admit"
     PREEMPT = "preempt"
     FINISH = "finish"
 
 
 TRANSITIONS: Final[dict[tuple[RequestStatus, RequestEvent], RequestStatus]] = {
+    (RequestStatus.WAITING, RequestEvent.COMPILE): RequestStatus.COMPILING,
+    (RequestStatus.COMPILING, RequestEvent.COMPILED): RequestStatus.WAITING,
+    (RequestStatus.COMPILING, RequestEvent.FINISH): RequestStatus.FINISHED,
     (RequestStatus.WAITING, RequestEvent.ADMIT): RequestStatus.RUNNING,
     (RequestStatus.PREEMPTED, RequestEvent.ADMIT): RequestStatus.RUNNING,
     (RequestStatus.RUNNING, RequestEvent.PREEMPT): RequestStatus.PREEMPTED,
@@ -100,6 +107,7 @@ class Request:
         row: Its row of the input batch while it runs, else -1.
         single_steps: The host has to look at each token before the next one can be sampled.
         extras: What it asks of the sampler beyond the ordinary, if anything.
+        grammar: Where it stands in the shape its text must have, if it must have one.
         prompt_logprobs: What has been found so far of its prompt's tokens, where that is wanted:
             one entry per token from the first, which has none.
     """
@@ -126,6 +134,7 @@ class Request:
     row: int = -1
     single_steps: bool = False
     extras: SamplingExtras | None = None
+    grammar: GrammarState | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from trioengine.errors import InvalidRequestError
+from trioengine.http.structured import read_structured
 from trioengine.sampling_params import MAX_LOGPROBS, MAX_N, MAX_TOKENS, SamplingParams
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _sampling_params(body: GenerationRequest, limit: TokenLimit) -> SamplingPara
             prompt_logprobs=body.num_prompt_logprobs,
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
+            structured=read_structured(body),
         )
     except InvalidRequestError as error:
         if error.param == "max_tokens":

@@ -46,7 +46,6 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "logprob_token_ids": ([],),
     "prompt_embeds": (),
-    "structured_outputs": (),
     "request_id": (),
     "cache_salt": (),
     "kv_transfer_params": (),
@@ -54,7 +53,6 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "repetition_detection": (),
     "thinking_token_budget": (),
     "stream_interval": (1,),
-    "response_format": ({"type": "text"},),
     # Chat only.
     "functions": (),
     "function_call": ("none",),
@@ -110,13 +108,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: Raw = NOT_SAID
+    structured_outputs: Raw = NOT_SAID
+    guided_json: Raw = NOT_SAID
+    guided_regex: Raw = NOT_SAID
+    guided_choice: Raw = NOT_SAID
+    guided_grammar: Raw = NOT_SAID
 
     length_penalty: Raw = NOT_SAID
     use_beam_search: Raw = NOT_SAID
     spaces_between_special_tokens: Raw = NOT_SAID
     logprob_token_ids: Raw = NOT_SAID
-    structured_outputs: Raw = NOT_SAID
-    response_format: Raw = NOT_SAID
     request_id: Raw = NOT_SAID
     cache_salt: Raw = NOT_SAID
     kv_transfer_params: Raw = NOT_SAID

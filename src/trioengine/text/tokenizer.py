@@ -175,6 +175,10 @@ class Tokenizer:
         """Whether ``vocabulary`` is at hand."""
         return "vocabulary" in self.__dict__
 
+    def to_json(self) -> str:
+        """Return it as the content of a ``tokenizer.json``."""
+        return str(self._backend.to_str())
+
     # Conversations -------------------------------------------------------------------------------
 
     @property
