@@ -98,9 +98,9 @@ def test_null_is_not_said() -> None:
 ASKED_FOR: dict[str, Any] = {
     "length_penalty": 2, "suffix": "x", "use_beam_search": True,
     "spaces_between_special_tokens": False, "logprob_token_ids": [1], "prompt_embeds": "x",
-    "structured_outputs": {"regex": "a"}, "request_id": "x", "cache_salt": "x",
+    "request_id": "x", "cache_salt": "x",
     "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
-    "thinking_token_budget": 5, "stream_interval": 2, "response_format": {"type": "json_object"},
+    "thinking_token_budget": 5, "stream_interval": 2,
     "functions": [], "function_call": "auto",
     "verbosity": "low", "modalities": ["text", "audio"],
     "audio": {"voice": "x"}, "prediction": {"a": 1}, "web_search_options": {},
@@ -119,7 +119,8 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_and_its_default_is_not(n
 
 
 def test_every_raw_field_is_in_the_table() -> None:
-    own = {"prompt", "chat_template_kwargs"}  # decoded later
+    own = {"prompt", "chat_template_kwargs", "response_format", "structured_outputs"}
+    own |= {f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")}
     for body_type in (CompletionRequest, ChatCompletionRequest):
         body = BodyDecoder(body_type)
         raw = {

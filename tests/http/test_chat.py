@@ -84,7 +84,7 @@ async def test_an_answer_is_what_the_official_client_expects(autojump_clock: Moc
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from helpers.api_world import COMPLETION, body_for, open_world
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+CHAT = "/v1/chat/completions"
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+          "additionalProperties": False}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+    ],
+)
+async def test_an_answer_has_the_shape_asked_for(
+    fields: dict[str, Any], stream: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(running=True) as world:
+        call = await world.api.post(CHAT, body_for(CHAT, max_tokens=100, stream=stream, **fields))
+        assert call.status == 200, call.body
+        if not stream:
+            text = json.loads(call.body)["choices"][0]["message"]["content"]
+            assert json.loads(text)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "foo**"}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: ???"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a" * 5000}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+        ),
+        ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+async def test_a_bad_specification_has_a_status_and_a_reason(
+    fields: dict[str, Any], param: str, stream: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(running=True) as world:
+        call = await world.api.post(COMPLETION, body_for(COMPLETION, stream=stream, **fields))
+        assert (call.status, call.error["param"]) == (400, param), call.body
+        assert call.error["message"]
+        assert (await world.api.post(COMPLETION, body_for(COMPLETION))).status == 200
