@@ -28,6 +28,12 @@ def load(directory: Path, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("extension")
+def test_a_model_of_next_to_no_size_is_computed_by_one_thread(tiny: Path) -> None:
+    assert load(tiny).model.runner.endswith(", 1 threads)")
+    assert load(tiny, threads=2).model.runner.endswith(", 2 threads)")
+
+
+@pytest.mark.usefixtures("extension")
 def test_a_runner_describes_itself(tiny: Path) -> None:
     runner = load(tiny, threads=1, engine_args={"isa": "portable"}, max_model_len_tokens=100)
     model = runner.model

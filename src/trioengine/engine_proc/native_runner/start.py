@@ -42,6 +42,10 @@ MAX_NUM_SEQS: Final = 64
 BLOCK_MULTIPLE: Final = 16
 """Tokens of a tile of the KV cache."""
 
+SMALL_MODEL_BYTES: Final = 16 * 2**20
+"""Up to here one thread computes by default: a step is so short that a second thread, whose core
+the server may have at the moment, is waited for longer than it helps."""
+
 GGUF_NAME: Final = "model.gguf"
 """Beside a checkpoint that was converted from it."""
 
@@ -54,7 +58,7 @@ def start(
     model_dir: Path, options: EngineOptions, progress: Callable[[str, float], None]
 ) -> NativeModelRunner:
     """Load, pack and allocate; see ``load``."""
-    settings = _Settings.parse(options)
+    settings = _Settings.parse(options, model_dir)
     config = read_config(model_dir)
     max_model_len = _max_model_len(config, options.max_model_len_tokens)
     isa = _resolve_isa(settings.isa)
@@ -98,8 +102,8 @@ class _Settings:
         return "bfloat16" if self.quantization == "none" else self.quantization
 
     @classmethod
-    def parse(cls, options: EngineOptions) -> _Settings:
-        """Check everything that needs no model.
+    def parse(cls, options: EngineOptions, model_dir: Path) -> _Settings:
+        """Check everything that needs no weights.
 
         Raises:
             ConfigError: An option that this runner does not have.
@@ -119,7 +123,12 @@ class _Settings:
                 f"--block-size {options.block_size_tokens}: the native engine's blocks hold a "
                 f"multiple of {BLOCK_MULTIPLE} tokens"
             )
-        return cls(isa, options.threads or usable_cpus(), options.quantization)
+        return cls(isa, options.threads or _default_threads(model_dir), options.quantization)
+
+
+def _default_threads(model_dir: Path) -> int:
+    _, num_bytes = count_weights(model_dir)
+    return 1 if 0 < num_bytes <= SMALL_MODEL_BYTES else usable_cpus()
 
 
 def _resolve_isa(wanted: str) -> str:
