@@ -202,5 +202,6 @@ def device(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """The workloads that decide speed, against the machine's floor."""
-    run(session, "trioengine", "bench", "serve", *session.posargs)
+    """Speed: fails where a ratio to the floor fell below 0.85 of the one that is stored."""
+    script = str(ROOT / "benchmarks" / "regression.py")
+    session.run(shared_python(session), script, *session.posargs, external=True)
