@@ -34,6 +34,7 @@ async def test_the_route_table(autojump_clock: MockClock) -> None:
         assert {path: methods - {"HEAD"} for path, methods in routes(world)} == {
             "/v1/completions": {"POST"},
             "/v1/chat/completions": {"POST"},
+            "/v1/responses": {"POST"},
             "/v1/embeddings": {"POST"},
             "/tokenize": {"POST"},
             "/detokenize": {"POST"},

@@ -100,7 +100,7 @@ def test_a_full_queue_is_a_rate_limit(client: openai.OpenAI) -> None:
         next(iter(stream))
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="sim", prompt="x", max_tokens=1)
-    assert caught.value.response.headers["Retry-After"] == "1"
+    assert 1 <= int(caught.value.response.headers["Retry-After"]) <= 60
 
 
 def test_a_death_in_the_middle_of_a_stream_is_an_error_of_the_client() -> None:

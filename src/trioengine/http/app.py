@@ -29,6 +29,7 @@ from trioengine.http.health import health_routes
 from trioengine.http.models import model_routes
 from trioengine.http.offload import ThreadOffload
 from trioengine.http.openapi import openapi_routes
+from trioengine.http.responses.endpoint import response_routes
 from trioengine.http.tokenize import tokenize_routes
 
 if TYPE_CHECKING:
@@ -56,6 +57,17 @@ class _NoSessions(SessionInterface):
 
     def is_null_session(self, instance: object) -> bool:
         return True
+
+
+_ROUTES: Final = (
+    model_routes,
+    completion_routes,
+    chat_routes,
+    response_routes,
+    embedding_routes,
+    tokenize_routes,
+    cancel_routes,
+)
 
 
 class _App(QuartTrio):
@@ -105,13 +117,10 @@ def create_app(
     """
     app = _App(config.root_path)
     front = Front(client, config, tokenizer_source, offload or ThreadOffload())
-    for routes in (health_routes(client), model_routes(front)):
-        app.register_blueprint(routes)
-    described = openapi_routes(admin=config.enable_admin, keys=bool(all_keys(config)))
-    for routes in (tokenize_routes(front), cancel_routes(front), described):
-        app.register_blueprint(routes)
-    for routes in (completion_routes(front), chat_routes(front), embedding_routes(front)):
-        app.register_blueprint(routes)
+    app.register_blueprint(health_routes(client))
+    app.register_blueprint(openapi_routes(admin=config.enable_admin, keys=bool(all_keys(config))))
+    for make_routes in _ROUTES:
+        app.register_blueprint(make_routes(front))
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))
     _Gate(client, KeyCheck(all_keys(config)), Cors(config.allowed_origins)).guard(app)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trioengine.http.front import Front
     from trioengine.http.replies import Replies
 
-__all__ = ["ChatEndpoint", "chat_routes"]
+__all__ = ["ChatEndpoint", "chat_job", "chat_routes"]
 
 
 class ChatEndpoint:
@@ -35,23 +35,31 @@ class ChatEndpoint:
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
         body = self._decoder.decode(data)
-        model, info = check_model(body.model, front.model_names), front.model
-        check_chat(body)
-        limit = _token_limit(body)
-        max_sequences = front.client.admission.capacity
-        params = checked_params(body, limit, info, max_sequences=max_sequences, num_prompts=1)
-        prompt = await read_chat(front, body, truncator(body, limit, info))
-        if prompt.bad_words:
-            params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
-        if prompt.tools is not None and prompt.tools.format in NEEDS_SPECIAL_TOKENS:
-            params = msgspec.structs.replace(params, skip_special_tokens=False)
-        details = await _details(front, body, prompt)
-        return make_job(body, params, [prompt.token_ids], limit, info, model, details)
+        return await chat_job(front, body, _token_limit(body))
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
         head = chat_head(job.model, system_fingerprint)
         return ChatReplies(head, include_usage=job.include_usage)
+
+
+async def chat_job(front: Front, body: ChatCompletionRequest, limit: TokenLimit) -> Job:
+    """Return the job that a chat asks for.
+
+    Raises:
+        InvalidRequestError: It asks for nothing that can be done.
+    """
+    model, info = check_model(body.model, front.model_names), front.model
+    check_chat(body)
+    max_sequences = front.client.admission.capacity
+    params = checked_params(body, limit, info, max_sequences=max_sequences, num_prompts=1)
+    prompt = await read_chat(front, body, truncator(body, limit, info))
+    if prompt.bad_words:
+        params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
+    if prompt.tools is not None and prompt.tools.format in NEEDS_SPECIAL_TOKENS:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    details = await _details(front, body, prompt)
+    return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 
 
 def chat_routes(front: Front) -> Blueprint:

@@ -19,7 +19,7 @@ from quart import Response
 from trioengine.http import sse
 from trioengine.http.connection import current_request
 from trioengine.http.detailed import collection_of, narration_of
-from trioengine.http.errors import error_body, typed_error
+from trioengine.http.errors import typed_error
 from trioengine.http.exchange import Exchange
 from trioengine.http.front import fingerprint
 from trioengine.http.stream_writer import response_writer
@@ -111,7 +111,7 @@ async def _stream(
     except Exception as error:
         failure = typed_error(error)
         exchange.record.outcome = failure.code
-        await writer.end(sse.event(error_body(failure)), close=True)
+        await writer.end(narration.failure(failure), close=True)
     return writer.response
 
 

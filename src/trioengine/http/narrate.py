@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioengine.errors import InternalError
-from trioengine.http import sse
 from trioengine.http.replies import Choice
 from trioengine.outputs import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trioengine.errors import TrioEngineError
     from trioengine.http.convert import Job
     from trioengine.http.replies import Replies
     from trioengine.outputs import RequestOutput
@@ -87,6 +87,10 @@ class Narration(_Choices):
                 events.append(replies.finish(index, delta.finish_reason, delta.stop_reason))
         return b"".join(events)
 
+    def failure(self, error: TrioEngineError) -> bytes:
+        """Return the event that ends a stream which failed."""
+        return self._replies.failure(error)
+
     def closing(self) -> bytes:
         """Return what follows the last choice's finish.
 
@@ -94,7 +98,9 @@ class Narration(_Choices):
             InternalError: A choice has not finished.
         """
         self._check_whole()
-        return (self._replies.usage(self.tally.usage) if self._include_usage else b"") + sse.DONE
+        return (
+            self._replies.usage(self.tally.usage) if self._include_usage else b""
+        ) + self._replies.done
 
 
 class Collection(_Choices):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trioengine.http.answers import ChatCompletion, Completion, ModelCard, ModelList
 from trioengine.http.cancel import Cancellation
 from trioengine.http.embeddings import EmbeddingList, EmbeddingRequest
+from trioengine.http.responses.request import ResponseRequest
 from trioengine.http.schemas import ChatCompletionRequest, CompletionRequest
 from trioengine.http.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -57,6 +58,14 @@ OPERATIONS: Final = (
         summary="Go on with a text",
         body=CompletionRequest,
         answer=Completion,
+        streams=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses",
+        summary="Go on with a conversation, in items",
+        body=ResponseRequest,
+        answer=dict[str, Any],
         streams=True,
     ),
     Operation(

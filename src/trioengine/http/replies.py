@@ -26,11 +26,13 @@ from trioengine.http.answers import (
     ReplyMessage,
     UsageInfo,
 )
-from trioengine.http.sse import DATA, END
+from trioengine.http.errors import error_body
+from trioengine.http.sse import DATA, DONE, END, event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trioengine.errors import TrioEngineError
     from trioengine.http.details import Piece, Reason
     from trioengine.http.tools.reader import MadeCall
     from trioengine.outputs import Usage
@@ -84,6 +86,11 @@ class Replies(Protocol):
     """One endpoint's way to write an answer. The bytes are whole SSE events, or one JSON body."""
 
     head: ReplyHead
+    done: bytes
+    """What a stream that went well ends with."""
+
+    def failure(self, error: TrioEngineError) -> bytes:
+        """Event that ends a stream which failed."""
 
     def opening(self, index: int) -> bytes:
         """Events that begin choice ``index``; to be asked for before its first text."""
@@ -116,7 +123,11 @@ class Replies(Protocol):
 class _Replies:
     """What the two endpoints share: events cut into prefix and suffix."""
 
+    done = DONE
     _object: str
+
+    def failure(self, error: TrioEngineError) -> bytes:
+        return event(error_body(error))
 
     def __init__(self, head: ReplyHead, *, include_usage: bool) -> None:
         self.head = head

@@ -1,0 +1,176 @@
+"""``/v1/responses`` over HTTP, read by the official client's own types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from helpers.api_world import open_world
+from trioengine.errors import InvalidRequestError
+from trioengine.http.responses.request import ResponseRequest, as_chat
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from helpers.asgi_client import Call
+    from trioengine.http.schemas import ChatMessage
+
+PATH = "/v1/responses"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+def events_of(call: Call) -> list[Any]:
+    """Return the events, each as the client's type, their names and numbers checked."""
+    found = []
+    for number, frame in enumerate(call.body.decode().strip().split("\n\n")):
+        name, data = frame.split("\n")
+        event = EVENT.validate_json(data.removeprefix("data: "))
+        assert name == f"event: {event.type}"
+        assert event.sequence_number == number
+        found.append(event)
+    return found
+
+
+async def post(**body: Any) -> Call:
+    async with open_world(running=True) as world:
+        return await world.api.post(PATH, GREEDY | body)
+
+
+async def test_a_text_is_answered_by_a_message(autojump_clock: MockClock) -> None:
+    call = await post(input="hello", max_output_tokens=5, instructions="Be brief.", user="u")
+    response = Response.model_validate(call.json, strict=False)
+    assert call.status == 200
+    assert response.status == "incomplete"
+    assert call.json["store"] is False
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text
+    assert response.usage is not None
+    assert response.usage.output_tokens == 5
+    assert (response.instructions, response.max_output_tokens) == ("Be brief.", 5)
+
+
+async def test_a_stream_joins_to_the_whole(autojump_clock: MockClock) -> None:
+    whole = Response.model_validate((await post(input="hello", max_output_tokens=9)).json)
+    events = events_of(await post(input="hello", max_output_tokens=9, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text
+    assert events[-1].response.usage == whole.usage
+    assert len({e.response.id for e in events if hasattr(e, "response")}) == 1
+
+
+async def test_the_end_of_the_sequence_is_completed(autojump_clock: MockClock) -> None:
+    async with open_world(running=True) as world:
+        body = {"input": "hello", "temperature": 0, "max_output_tokens": 1000}
+        call = await world.api.post(PATH, body)
+        assert call.json["status"] in {"completed", "incomplete"}
+        streamed = await world.api.post(PATH, body | {"stream": True})
+        assert events_of(streamed)[-1].response.status == call.json["status"]
+
+
+async def test_a_stream_that_fails_ends_with_an_error_event(autojump_clock: MockClock) -> None:
+    async with open_world() as world:
+        call = world.start("POST", PATH, {"input": "a", "stream": True, "max_output_tokens": 50})
+        await world.turn(2)
+        world.client.abort_all("shutdown")
+        await world.settle()
+        last = events_of(call)[-1]
+        assert (last.type, last.code) == ("error", "draining")
+
+
+async def test_it_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
+    async with open_world() as world:
+        call = world.start("POST", PATH, {"input": "a", "stream": True, "max_output_tokens": 500})
+        await world.turn(2)
+        response_id = events_of(call)[0].response.id
+        ending = world.start("POST", f"/v1/requests/{response_id}/cancel")
+        await world.turn()
+        assert ending.status == 200
+        assert events_of(call)[-1].code == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"type": "message"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "a", "conversation": "c"}, "conversation"),
+        ({"input": "a", "background": True}, "background"),
+        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "a", "temperature": 9}, "temperature"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(
+    body: dict[str, Any], param: str, autojump_clock: MockClock
+) -> None:
+    async with open_world() as world:
+        call = await world.api.post(PATH, body)
+        assert (call.status, call.error["param"]) == (400, param)
+
+
+# The chat that is meant -------------------------------------------------------------------------
+
+
+def chat(**body: Any) -> list[ChatMessage]:
+    import msgspec
+
+    return as_chat(msgspec.convert(body, ResponseRequest)).messages
+
+
+def test_items_become_turns() -> None:
+    messages = chat(
+        instructions="Be brief.",
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "time?"}]},
+            {"type": "reasoning", "summary": []},
+            {"type": "message", "role": "assistant", "content": "Let me see."},
+            {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "noon"},
+        ],
+    )
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
+    called = messages[2]
+    assert called.content == "Let me see."
+    assert called.tool_calls is not None
+    assert called.tool_calls[0].function.name == "now"
+    assert (messages[3].content, messages[3].tool_call_id) == ("noon", "c1")
+
+
+def test_functions_are_flat_here() -> None:
+    import msgspec
+
+    tool = {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": True}
+    body = {"input": "a", "tools": [tool], "tool_choice": {"type": "function", "name": "now"}}
+    asked = as_chat(msgspec.convert(body, ResponseRequest))
+    assert asked.tools is not None
+    assert asked.tools[0].function.name == "now"
+    with pytest.raises(InvalidRequestError):
+        as_chat(msgspec.convert({"input": []}, ResponseRequest))
