@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from quart import Blueprint, Response
 
+from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
 from trioengine.http.chat_prompt import read_chat
 from trioengine.http.checks import TokenLimit, check_chat, check_model, checked_params
@@ -16,12 +17,14 @@ from trioengine.http.generate import generate
 from trioengine.http.replies import ChatReplies, chat_head
 from trioengine.http.schemas import ChatCompletionRequest
 from trioengine.http.tools.formats import NEEDS_SPECIAL_TOKENS
+from trioengine.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from trioengine.http.chat_prompt import ChatPrompt
     from trioengine.http.convert import Job
     from trioengine.http.front import Front
     from trioengine.http.replies import Replies
+    from trioengine.sampling_params import SamplingParams
 
 __all__ = ["ChatEndpoint", "chat_job", "chat_routes"]
 
@@ -58,6 +61,8 @@ async def chat_job(front: Front, body: ChatCompletionRequest, limit: TokenLimit)
         params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
     if prompt.tools is not None and prompt.tools.format in NEEDS_SPECIAL_TOKENS:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
+    if prompt.tools is not None and prompt.tools.schema is not None:
+        params = _forced(params, prompt.tools.schema)
     details = await _details(front, body, prompt)
     return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 
@@ -93,6 +98,17 @@ async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt
         tools=prompt.tools,
         usage_so_far=body.wants_usage_so_far,
     )
+
+
+def _forced(params: SamplingParams, schema: str) -> SamplingParams:
+    """Let the answer be calls of that schema, whose keywords are enforced as far as they can be."""
+    if params.structured is not None:
+        raise InvalidRequestError(
+            "'tool_choice' cannot force a call where another shape is asked of the answer.",
+            param="tool_choice",
+        )
+    structured = StructuredOutput("json", schema, lenient=True, param="tools")
+    return msgspec.structs.replace(params, structured=structured)
 
 
 def _token_limit(body: ChatCompletionRequest) -> TokenLimit:

@@ -16,7 +16,7 @@ from trioengine.http.tools import fallback
 from trioengine.http.tools.fallback import with_tools
 from trioengine.http.tools.formats import detect_format
 from trioengine.http.tools.reader import ToolReading
-from trioengine.http.tools.request import read_tools
+from trioengine.http.tools.request import calls_schema, read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,11 +109,8 @@ async def read_chat(
 
 
 def _reading(use: ToolUse, taught: str | None) -> ToolReading:
-    if use.forced:
-        raise InvalidRequestError(
-            "'tool_choice' must be 'auto' or 'none': this server cannot force a call yet.",
-            param="tool_choice",
-        )
+    if use.forced:  # whatever the model was taught: plain JSON is what a schema can ask for
+        return ToolReading("json", use.parallel, use.named, calls_schema(use))
     return ToolReading(taught or fallback.FORMAT, parallel=use.parallel, named=use.named)
 
 

@@ -80,7 +80,7 @@ def test_the_schema_of_forced_calls() -> None:
     use = read_tools([WEATHER, NOW], "required", None)
     assert use is not None
     schema = json.loads(calls_schema(use))
-    assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, None)
+    assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, 16)
     weather, now = schema["items"]["anyOf"]
     assert weather["properties"] == {"name": {"const": "get_weather"}, "arguments": CITY}
     assert weather["required"] == ["name", "arguments"]

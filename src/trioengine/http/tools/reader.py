@@ -32,11 +32,13 @@ class ToolReading:
         format: Name of the format.
         parallel: Whether calls after the first count.
         named: The client has named the function: then a call is what ``stop`` means.
+        schema: JSON schema of the reply, where it must be calls and nothing else.
     """
 
     format: str
     parallel: bool
     named: bool
+    schema: str | None = None
 
 
 class ToolReader:

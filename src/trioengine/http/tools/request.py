@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NamedChoice", "Tool", "ToolChoice", "ToolUse", "calls_schema", "read_tools"]
 
 MAX_TOOLS: Final = 128
+MAX_FORCED_CALLS: Final = 16  # a small model would go on for ever
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -123,8 +124,9 @@ def calls_schema(use: ToolUse) -> str:
         }
         for tool in use.forced
     ]
-    schema: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
-    return json.dumps(schema if use.parallel else schema | {"maxItems": 1})
+    most = MAX_FORCED_CALLS if use.parallel else 1
+    items = {"anyOf": calls}
+    return json.dumps({"type": "array", "items": items, "minItems": 1, "maxItems": most})
 
 
 def _check_names(tools: Sequence[Tool]) -> None:
