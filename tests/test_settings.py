@@ -9,7 +9,8 @@ import pytest
 
 from trioengine.config import EngineOptions, ServerConfig
 from trioengine.errors import ConfigError
-from trioengine.settings import OPTIONS, Option, add_options, load_config
+from trioengine.options import OPTIONS, Option
+from trioengine.settings import add_options, load_config
 
 if TYPE_CHECKING:
     from pathlib import Path

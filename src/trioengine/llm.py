@@ -34,8 +34,9 @@ from trioengine.http.convert import fan_out
 from trioengine.http.prompts import context_length_exceeded
 from trioengine.models.source import find_model
 from trioengine.offline_batch import Completion, OfflineBatch
+from trioengine.options import OPTIONS
 from trioengine.sampling_params import SamplingParams
-from trioengine.settings import OPTIONS, load_config
+from trioengine.settings import load_config
 from trioengine.supervisor import Server, serve
 
 if TYPE_CHECKING:

@@ -209,7 +209,7 @@ def test_without_caching_nothing_is_looked_up() -> None:
 def test_an_unservable_request_ends_at_once_and_leaves_nothing(prompt: list[int]) -> None:
     core, _ = sim_core(SCRIPT)
     terminal = core.add_request(Add(1, prompt, SamplingParams()))
-    assert terminal is not None
+    assert isinstance(terminal, RequestOutput)
     assert terminal.finish_reason is FinishReason.ERROR
     assert terminal.error
     assert not core.has_work()
@@ -256,7 +256,7 @@ def test_a_detokenizer_that_cannot_be_built_ends_only_its_request() -> None:
 
     core = EngineCore(FaithfulRunner(vocab_size=50, block_size=4, num_blocks=50), make_text)
     terminal = core.add_request(Add(1, [5], SamplingParams()))
-    assert terminal is not None
+    assert isinstance(terminal, RequestOutput)
     assert terminal.error == "no such language"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
-from trioengine.settings import OPTIONS, add_flags
+from trioengine.options import OPTIONS
+from trioengine.settings import add_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
