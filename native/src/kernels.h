@@ -11,6 +11,13 @@
 
 namespace trioengine {
 
+// Memory that the same thread will probably read next: kernels ask for it a little at a time while
+// they compute, so that the memory is never idle. Nothing depends on whether they do.
+struct Ahead {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+};
+
 // Rows [row0, row0 + rows) times panels [panel0, panel0 + panels) of one matrix.
 struct GemmUnit {
   const Linear* weight;
@@ -20,13 +27,14 @@ struct GemmUnit {
   int panel0;
   int panels;
   float* scratch;  // gemm_scratch_floats(panels) floats
+  Ahead ahead{};   // weights of the next unit
 };
 
 constexpr int kMaxRowTile = 32;
 constexpr int kMostUnitPanels = 8;  // of a unit that is not a head
 
 static inline size_t gemm_scratch_floats(int panels) {
-  return static_cast<size_t>(kMaxRowTile) * static_cast<size_t>(panels) * kLanes;
+  return 2 * static_cast<size_t>(kMaxRowTile) * static_cast<size_t>(panels) * kLanes;
 }
 
 enum class HeadKind : int { kQuery, kKey, kValue };
@@ -48,25 +56,37 @@ struct HeadTask {
   KvLayer kv;
 };
 
-// Attention of the queries of `tokens` consecutive tokens of one sequence, one KV head.
-struct AttentionTask {
-  const void* queries;  // [tokens][query_width], of the first token
-  int query_width;
-  Acts output;          // row `out_row` belongs to the first token
-  int out_row;
+// Consecutive tokens of one sequence.
+struct AttentionMember {
+  const int32_t* block_table;
+  int token;     // the first, in the step
   int tokens;
-  int position;         // of the first token
+  int position;  // of the first
+};
+
+// Tokens [begin, end) of one sequence and one KV head, in the cache.
+struct Stretch {
+  const int32_t* block_table;  // null for nothing
+  int kv_head;
+  int begin;
+  int end;
+};
+
+// Attention of the members' queries, one KV head. Several members have one token each, and no more
+// rows than a tile.
+struct AttentionTask {
+  const void* queries;  // [tokens of the step][query_width]
+  int query_width;
+  Acts output;
+  const AttentionMember* members;
+  int num_members;
+  int shared;           // leading tokens, whole chunks, that all members have in the same blocks
   int kv_head;
   int group;            // query heads per KV head
   int window;           // tokens that a query sees, itself included; 0 means all
   float scale;
-  const int32_t* block_table;
   int tiles_per_block;
-  // What the same thread probably attends to next, to be asked for in time: null if nothing.
-  const int32_t* next_block_table;
-  int next_kv_head;
-  int next_first;  // token that its first query sees
-  int next_end;    // tokens that it sees end here
+  Stretch next;         // what the same thread probably attends to next, to be asked for in time
   KvLayer kv;
   void* scratch;        // attention_scratch_bytes(head_dim) bytes, 64-byte aligned
 };
@@ -99,6 +119,8 @@ struct KernelTable {
   const char* name;
   size_t plain_bytes;  // of one element of Acts::plain: 2 (bf16) or 4 (float)
   size_t row_block_bytes;  // activations of one row block that may stay in the L2 cache
+  int most_block_rows;     // of a row block, so that what is made of it stays there, too
+  int row_multiple;        // of the row tiles
   int attention_rows;  // query rows of one attention tile
 
   // Called by each thread before and after the kernels of a step; `leave` gets what `enter` gave.

@@ -15,19 +15,12 @@
 #include <vector>
 
 #include "batch.h"
-#include "row_logprobs.h"
-#include "sampler.h"
+#include "pass.h"
+#include "spans.h"
 #include "thread_pool.h"
 #include "workspace.h"
 
 namespace trioengine {
-
-// Where the results of a step go.
-struct StepOutput {
-  int32_t* tokens = nullptr;  // [num_rows]
-  LogprobsOut logprobs;       // of the rows that ask for them
-  float* logits = nullptr;    // [num_rows][vocab], as the model gives them; null: not wanted
-};
 
 struct RunnerOptions {
   int threads = 1;
@@ -53,26 +46,7 @@ class Runner {
   static std::size_t block_bytes(const ModelShape& shape, int block_size);
 
  private:
-  // Tokens of one sequence whose attention is one unit per KV head.
-  struct Span {
-    int sequence;
-    int token;
-    int tokens;
-  };
-
-  class Pass;
-
-  // What one thread needs to give a row its token.
-  struct RowSampler {
-    explicit RowSampler(const KernelTable& kernels) : sampler(kernels), logprobs(kernels) {}
-    Sampler sampler;
-    LogprobsReader logprobs;
-    std::vector<float> edited;  // a copy of a row whose own logits must stay
-    std::vector<OldLogit> old;  // or what has to be put back
-  };
-
   void prepare(const StepView& step);
-  KvLayer kv_layer(std::size_t layer) const;
 
   std::shared_ptr<const Model> model_;
   const KernelTable& kernels_;
@@ -83,7 +57,7 @@ class Runner {
   HugeBuffer cache_;
   std::vector<Phase> phases_;
   std::vector<RowSampler> samplers_;  // one per thread
-  std::vector<Span> spans_;
+  Spans spans_;
 };
 
 }  // namespace trioengine

@@ -52,7 +52,7 @@ void spin_until(const Done& done) {
 }  // namespace
 
 void Phase::wait(int total) const {
-  spin_until([&] { return done_.load(std::memory_order_acquire) >= total; });
+  spin_until([&] { return done_.value.load(std::memory_order_acquire) >= total; });
 }
 
 ThreadPool::ThreadPool(int threads) : inside_(kClosed) {

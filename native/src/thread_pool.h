@@ -3,10 +3,13 @@
 // Theory of operation
 // -------------------
 // run() publishes a job and works on it itself; workers that are awake in time join. Within a job,
-// each phase is a number of units that threads claim in chunks; a phase is over when all its units
-// are done, not when all threads have passed: a worker that the system has not scheduled holds up
-// nobody as long as it has claimed nothing. When run() has finished its own part it closes the
-// job, so that no late worker enters, and waits only for those inside.
+// each phase is a number of units that threads claim; a phase is over when all its units are done,
+// not when all threads have passed: a worker that the system has not scheduled holds up nobody as
+// long as it has claimed nothing. When run() has finished its own part it closes the job, so that
+// no late worker enters, and waits only for those inside.
+// The units of a phase may be cut into one range per thread (of the first few): a thread takes its
+// own range from the front, then helps with the others. It thus meets the same rows in one phase
+// after the other, which its own cache still holds, and knows what it will most probably do next.
 // An idle worker spins for some microseconds, because the next step is usually near, then sleeps
 // on a futex.
 #pragma once
@@ -21,32 +24,61 @@ namespace trioengine {
 
 class Phase {
  public:
+  static constexpr int kMostRanges = 4;  // more threads share them
+
   void reset() {
-    next_.store(0, std::memory_order_relaxed);
-    done_.store(0, std::memory_order_relaxed);
+    for (Counter& counter : next_) counter.value.store(0, std::memory_order_relaxed);
+    done_.value.store(0, std::memory_order_relaxed);
   }
 
   // Claims and runs units [0, total) in chunks of `grain` until none is left, then waits until
   // those of other threads are done. What any unit wrote is visible to every thread after it.
   template <class Unit>
   void run(int total, int grain, const Unit& unit) {
+    const int mine = claim(0, 0, total, grain, unit);
+    finish(mine, total);
+  }
+
+  // As above, one by one, thread `thread` of `threads` its own range first.
+  template <class Unit>
+  void run_ranges(int thread, int threads, int total, const Unit& unit) {
+    const int ranges = threads < kMostRanges ? threads : kMostRanges;
+    const int share = (total + ranges - 1) / ranges;
     int mine = 0;
-    for (;;) {
-      const int first = next_.fetch_add(grain, std::memory_order_relaxed);
-      if (first >= total) break;
-      const int last = first + grain < total ? first + grain : total;
-      for (int i = first; i < last; ++i) unit(i);
-      mine += last - first;
+    for (int i = 0; i < ranges; ++i) {
+      const int range = (thread + i) % ranges, begin = range * share;
+      mine += claim(range, begin, begin + share < total ? begin + share : total, 1, unit);
     }
-    if (mine > 0) done_.fetch_add(mine, std::memory_order_acq_rel);
-    wait(total);
+    finish(mine, total);
   }
 
  private:
+  struct alignas(64) Counter {
+    std::atomic<int> value{0};
+  };
+
+  template <class Unit>
+  int claim(int range, int begin, int end, int grain, const Unit& unit) {
+    std::atomic<int>& next = next_[range].value;
+    int mine = 0;
+    for (;;) {
+      const int first = begin + next.fetch_add(grain, std::memory_order_relaxed);
+      if (first >= end) return mine;
+      const int last = first + grain < end ? first + grain : end;
+      for (int i = first; i < last; ++i) unit(i);
+      mine += last - first;
+    }
+  }
+
+  void finish(int mine, int total) {
+    if (mine > 0) done_.value.fetch_add(mine, std::memory_order_acq_rel);
+    wait(total);
+  }
+
   void wait(int total) const;
 
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> done_{0};
+  Counter next_[kMostRanges];
+  Counter done_;
 };
 
 class ThreadPool {

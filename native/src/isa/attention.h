@@ -59,9 +59,11 @@ TRIO_INLINE void soften_row(const float* scores, Plain* weights, int low, int hi
   for (int t = 0; t < count; ++t) {
     parts[t] = vexp2<kExactWeights>(vfms(parts[t], scale, shift));
     if (kMasked) parts[t] = vkeep(parts[t], low - t * kLanes, high - t * kLanes, vset(0.0f));
-    vstore_plain(weights + t * kLanes, parts[t]);
   }
   for (int t = count; t < kChunkTiles; ++t) parts[t] = vset(0.0f);
+  for (int t = 0; t < kChunkTiles; t += 2) {
+    vstore_plains(weights + t * kLanes, parts[t], parts[t + 1]);
+  }
   *total = sum_tiles(parts);
 }
 
@@ -88,14 +90,14 @@ TRIO_INLINE void merge_row(float keep, float take, const float* product, float* 
   }
 }
 
-TRIO_INLINE TileList tiles_of(const AttentionTask& task, const int32_t* block_table, int kv_head,
-                              int chunk, int end) {
-  const int first = chunk * kChunkTiles, all = (end + kLanes - 1) / kLanes;
+// The tiles of one chunk, as far as the stretch goes.
+TRIO_INLINE TileList tiles_of(const AttentionTask& task, const Stretch& stretch, int chunk) {
+  const int first = chunk * kChunkTiles, all = (stretch.end + kLanes - 1) / kLanes;
   int block = first / task.tiles_per_block, within = first % task.tiles_per_block;
   TileList list;
   for (; list.count < kChunkTiles && first + list.count < all; ++list.count) {
-    const int tile = block_table[block] * task.tiles_per_block + within;
-    list.at[list.count] = kv_tile(task.kv, tile, kv_head);
+    const int tile = stretch.block_table[block] * task.tiles_per_block + within;
+    list.at[list.count] = kv_tile(task.kv, tile, stretch.kv_head);
     if (++within == task.tiles_per_block) {
       within = 0;
       ++block;
@@ -104,14 +106,12 @@ TRIO_INLINE TileList tiles_of(const AttentionTask& task, const int32_t* block_ta
   return list;
 }
 
-// The tiles after those of `chunk`: of the next chunk, or of the thread's next task.
-TRIO_INLINE TileList tiles_after(const AttentionTask& task, int chunk, int end) {
-  if ((chunk + 1) * kAttentionChunk < end) {
-    return tiles_of(task, task.block_table, task.kv_head, chunk + 1, end);
-  }
-  if (task.next_block_table == nullptr) return {};
-  return tiles_of(task, task.next_block_table, task.next_kv_head,
-                  task.next_first / kAttentionChunk, task.next_end);
+// The tiles after those of `chunk`: of the next chunk, or of what comes next.
+TRIO_INLINE TileList tiles_after(const AttentionTask& task, const Stretch& stretch,
+                                 const Stretch& next, int chunk) {
+  if ((chunk + 1) * kAttentionChunk < stretch.end) return tiles_of(task, stretch, chunk + 1);
+  if (next.block_table == nullptr) return {};
+  return tiles_of(task, next, next.begin / kAttentionChunk);
 }
 
 TRIO_INLINE void soften_chunk(const ChunkWork& work, const TileList& tiles, int first,
@@ -135,20 +135,20 @@ TRIO_INLINE void merge_chunk(const ChunkWork& work, RowStates* rows) {
   }
 }
 
-// Chunks from that of token `begin` to that before `end`. The scores of a chunk are computed before
-// the values of the one before it are weighed: what is stored for a matrix product then has time
-// to arrive in the cache, from which alone tiles are loaded.
-void attend_chunks(const ChunkWork& work, const AttentionTask& task, int begin, int end,
-                   RowStates* rows) {
+// All chunks of a stretch. The scores of a chunk are computed before the values of the one before it
+// are weighed: what is stored for a matrix product then has time to arrive in the cache, from which
+// alone tiles are loaded.
+void attend_chunks(const ChunkWork& work, const AttentionTask& task, const Stretch& stretch,
+                   const Stretch& after, RowStates* rows) {
   const float factor = task.scale * kLog2E;
-  int chunk = begin / kAttentionChunk;
-  TileList tiles = tiles_of(task, task.block_table, task.kv_head, chunk, end);
-  TileList next = tiles_after(task, chunk, end);
+  int chunk = stretch.begin / kAttentionChunk;
+  TileList tiles = tiles_of(task, stretch, chunk);
+  TileList next = tiles_after(task, stretch, after, chunk);
   score_chunk(work, tiles);
   soften_chunk(work, tiles, chunk * kAttentionChunk, factor, rows);
-  for (; (chunk + 1) * kAttentionChunk < end; ++chunk) {
+  for (; (chunk + 1) * kAttentionChunk < stretch.end; ++chunk) {
     score_chunk(work, next);
-    const TileList ahead = tiles_after(task, chunk + 1, end);
+    const TileList ahead = tiles_after(task, stretch, after, chunk + 1);
     weigh_chunk(work, tiles, ahead);
     merge_chunk(work, rows);
     soften_chunk(work, next, (chunk + 1) * kAttentionChunk, factor, rows);
@@ -177,47 +177,113 @@ TRIO_INLINE void store_result(const AttentionTask& task, const float* sum, float
   const size_t column =
       static_cast<size_t>(task.kv_head * task.group + head) * static_cast<size_t>(dim);
   for (int d = 0; d < dim; d += kGroup) {
-    store_acts(task.output, static_cast<size_t>(task.out_row + token),
-               column + static_cast<size_t>(d), vmul(vload(sum + d), inverse),
-               vmul(vload(sum + d + kLanes), inverse));
+    store_acts(task.output, static_cast<size_t>(token), column + static_cast<size_t>(d),
+               vmul(vload(sum + d), inverse), vmul(vload(sum + d + kLanes), inverse));
   }
 }
 
-// Rows [first_row, first_row + num_rows) of a task: rows are tokens times the heads of the group.
-void attend_rows(const AttentionTask& task, int first_row, int num_rows) {
-  ChunkWork work;
-  work.scratch = carve_scratch(task.scratch, task.kv.head_dim);
-  work.rows = num_rows;
-  work.head_dim = task.kv.head_dim;
-  work.stream = task.tokens == 1;
-  RowStates rows;
-  for (int r = 0; r < kAttentionRows; ++r) {  // of rows that are not there, too: no stray NaN
-    rows.maximum[r] = rows.chunk_maximum[r] = kNever;
-    rows.total[r] = rows.chunk_total[r] = 0.0f;
+// Also of rows that are not there: no stray NaN.
+TRIO_INLINE void clear_states(RowStates* rows) {
+  for (int r = 0; r < kAttentionRows; ++r) {
+    rows->maximum[r] = rows->chunk_maximum[r] = kNever;
+    rows->total[r] = rows->chunk_total[r] = 0.0f;
   }
-  int begin = 0x7fffffff, end = 0;
+}
+
+// Rows [first_row, first_row + num_rows) of a member: rows are tokens times the heads of the group.
+void attend_rows(const AttentionTask& task, const AttentionMember& member, int first_row,
+                 int num_rows, const Stretch& after) {
+  const ChunkWork work{carve_scratch(task.scratch, task.kv.head_dim), num_rows, task.kv.head_dim,
+                       member.tokens == 1};
+  RowStates rows;
+  clear_states(&rows);
+  Stretch stretch{member.block_table, task.kv_head, 0x7fffffff, 0};
   for (int r = 0; r < num_rows; ++r) {
     const int token = (first_row + r) / task.group, head = (first_row + r) % task.group;
-    const int stop = task.position + token + 1;
+    const int stop = member.position + token + 1;
     const int start = task.window > 0 && stop > task.window ? stop - task.window : 0;
     rows.begin[r] = start;
     rows.end[r] = stop;
-    begin = start < begin ? start : begin;
-    end = stop > end ? stop : end;
-    load_query(task, work.scratch, r, token, head);
+    stretch.begin = start < stretch.begin ? start : stretch.begin;
+    stretch.end = stop > stretch.end ? stop : stretch.end;
+    load_query(task, work.scratch, r, member.token + token, head);
   }
   begin_rows(num_rows);
-  attend_chunks(work, task, begin, end, &rows);
+  attend_chunks(work, task, stretch, after, &rows);
   for (int r = 0; r < num_rows; ++r) {
     const int token = (first_row + r) / task.group, head = (first_row + r) % task.group;
-    store_result(task, work.scratch.sum + r * work.head_dim, rows.total[r], token, head);
+    store_result(task, work.scratch.sum + r * work.head_dim, rows.total[r], member.token + token,
+                 head);
   }
 }
 
+// What a member attends to by itself, after the shared chunks.
+TRIO_INLINE Stretch own_stretch(const AttentionTask& task, int member) {
+  if (member >= task.num_members) return task.next;
+  const AttentionMember& m = task.members[member];
+  return {m.block_table, task.kv_head, task.shared, m.position + 1};
+}
+
+// Goes on with one member, whose rows begin with row `first` of the shared work.
+void finish_member(const ChunkWork& shared, const RowStates& states, const AttentionTask& task,
+                   int member, int first) {
+  const AttentionMember& m = task.members[member];
+  const int dim = shared.head_dim;
+  ChunkWork work = shared;
+  work.rows = task.group;
+  work.stream = true;
+  work.scratch.queries += first * dim;
+  work.scratch.sum += first * dim;
+  RowStates rows;
+  clear_states(&rows);
+  for (int r = 0; r < task.group; ++r) {
+    rows.maximum[r] = states.maximum[first + r];
+    rows.total[r] = states.total[first + r];
+    rows.begin[r] = 0;
+    rows.end[r] = m.position + 1;
+  }
+  begin_rows(task.group);
+  attend_chunks(work, task, own_stretch(task, member), own_stretch(task, member + 1), &rows);
+  for (int r = 0; r < task.group; ++r) {
+    store_result(task, work.scratch.sum + r * dim, rows.total[r], m.token, r);
+  }
+}
+
+// Several members: the chunks that they share meet all rows at once, then each goes on by itself.
+void attend_together(const AttentionTask& task) {
+  const ChunkWork work{carve_scratch(task.scratch, task.kv.head_dim), task.num_members * task.group,
+                       task.kv.head_dim, true};
+  RowStates rows;
+  clear_states(&rows);
+  for (int r = 0; r < work.rows; ++r) {
+    rows.begin[r] = 0;
+    rows.end[r] = task.shared;
+    load_query(task, work.scratch, r, task.members[r / task.group].token, r % task.group);
+  }
+  begin_rows(work.rows);
+  attend_chunks(work, task, {task.members[0].block_table, task.kv_head, 0, task.shared},
+                own_stretch(task, 0), &rows);
+  for (int m = 0; m < task.num_members; ++m) finish_member(work, rows, task, m, m * task.group);
+}
+
+// Whether every member sees the whole of what they share. (With a window the others must not: they
+// would meet chunks that they would not meet alone.)
+TRIO_INLINE bool sees_shared(const AttentionTask& task) {
+  if (task.shared == 0) return false;
+  for (int m = 0; m < task.num_members; ++m) {
+    if (task.window > 0 && task.members[m].position >= task.window) return false;
+  }
+  return true;
+}
+
 void attention(const AttentionTask& task) {
-  const int rows = task.tokens * task.group;
-  for (int r = 0; r < rows; r += kRowsAtOnce) {
-    attend_rows(task, r, rows - r < kRowsAtOnce ? rows - r : kRowsAtOnce);
+  if (sees_shared(task)) return attend_together(task);
+  for (int m = 0; m < task.num_members; ++m) {
+    const int rows = task.members[m].tokens * task.group;
+    for (int r = 0; r < rows; r += kRowsAtOnce) {
+      attend_rows(task, task.members[m], r, rows - r < kRowsAtOnce ? rows - r : kRowsAtOnce,
+                  task.next);
+    }
   }
 }
 

@@ -17,7 +17,7 @@ TRIO_INLINE void configure(const uint8_t (&rows)[8], const uint8_t (&column_byte
     config.rows[t] = rows[t];
     config.column_bytes[t] = column_bytes[t];
   }
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 // Up to 16 rows. Tiles 0..3 accumulate; 4 queries, 5 keys; 6 weights of 16 tokens, 7 their values.

@@ -10,6 +10,13 @@ TRIO_INLINE Vf bias_at(const float* bias, int column) {
   return bias != nullptr ? vload(bias + column) : vset(0.0f);
 }
 
+constexpr int kRowsAhead = 8;  // lines of a row that will be written are asked for so much earlier
+
+TRIO_INLINE void prefetch_row(const void* row, size_t row_bytes, int bytes) {
+  const char* ahead = static_cast<const char*>(row) + kRowsAhead * row_bytes;
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i, 1);
+}
+
 void gemm_store(const GemmUnit& u, float* out, int out_width) {
   const int column = u.panel0 * kLanes;
   gemm(u, [&](int row, const float* values) {
@@ -24,6 +31,7 @@ void gemm_add(const GemmUnit& u, float* hidden, int hidden_width) {
   const int column = u.panel0 * kLanes;
   gemm(u, [&](int row, const float* values) {
     float* to = hidden + static_cast<size_t>(row) * static_cast<size_t>(hidden_width) + column;
+    prefetch_row(to, static_cast<size_t>(hidden_width) * 4, u.panels * kLanes * 4);
     for (int i = 0; i < u.panels * kLanes; i += kLanes) {
       const Vf biased = vadd(vload(values + i), bias_at(u.weight->bias, column + i));
       vstore(to + i, vadd(vload(to + i), biased));

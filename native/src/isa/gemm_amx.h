@@ -21,6 +21,15 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
+// GCC's tile loads and configurations do not tell the compiler that they read memory: without this,
+// stores to what they read could be moved past them.
+TRIO_INLINE void settle_memory() { __asm__ volatile("" ::: "memory"); }
+
+TRIO_INLINE void load_config(const TileConfig& config) {
+  settle_memory();
+  _tile_loadconfig(&config);
+}
+
 // Tiles 0..3 accumulate, 4 and 5 hold activations, 6 and 7 weights: all 16 rows of 64 bytes.
 TRIO_INLINE void configure_gemm_tiles() {
   TileConfig config;
@@ -28,17 +37,13 @@ TRIO_INLINE void configure_gemm_tiles() {
     config.column_bytes[t] = 64;
     config.rows[t] = 16;
   }
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 constexpr size_t kTileBytes = 1024;
 constexpr int kWholeSteps = 20;  // up to 640 inputs at once, else 384 (measured)
 constexpr int kBlockSteps = 12;
 constexpr int kPrefetchAhead = 2048;  // bytes; measured best between 1 and 4 KiB
-
-// GCC's tile loads do not tell the compiler that they read memory: without this, stores to what
-// they read could be moved past them.
-TRIO_INLINE void settle_memory() { __asm__ volatile("" ::: "memory"); }
 
 // The even and the odd element of each bf16 pair, as float.
 TRIO_INLINE Vf even_half(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
@@ -118,19 +123,65 @@ void few_rows(const GemmUnit& u, const uint16_t* x, int rows) {
   }
 }
 
-// Fetches a weight tile of the next pair of panels into the L2 cache while this one is multiplied.
-TRIO_INLINE void prefetch_tile(const uint8_t* tile) {
-  for (size_t i = 0; i < kTileBytes; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(tile + i), _MM_HINT_T1);
+// Hands out prefetches of what comes next, an even share with each step of a product.
+class Fetcher {
+ public:
+  Fetcher(const Ahead& ahead, int steps) : at_(ahead.at), end_(ahead.end) {
+    const size_t lines = static_cast<size_t>(end_ - at_) / 64;
+    per_step_ = (lines + static_cast<size_t>(steps) - 1) / static_cast<size_t>(steps) * 64;
   }
-}
+
+  inline __attribute__((always_inline)) void step() {
+    const uint8_t* const stop = at_ + per_step_ < end_ ? at_ + per_step_ : end_;
+    for (; at_ < stop; at_ += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+    }
+  }
+
+ private:
+  const uint8_t* at_;
+  const uint8_t* end_;
+  size_t per_step_;
+};
+
+// Rows whose product is finished and whose epilogue is not: it runs row by row between the steps of
+// the next tile, since the tile unit leaves the vector units idle for 16 cycles a product.
+template <class Epilogue>
+class Pending {
+ public:
+  Pending(const Epilogue& epilogue, size_t width) : epilogue_(epilogue), width_(width) {}
+
+  // Takes over `rows` rows of values, `row` the first.
+  void start(int row, int rows, const float* values) {
+    row_ = row;
+    end_ = row + rows;
+    values_ = values;
+  }
+
+  inline __attribute__((always_inline)) void step() {
+    if (row_ == end_) return;
+    epilogue_(row_++, values_);
+    values_ += width_;
+  }
+
+  void finish() {
+    while (row_ != end_) step();
+  }
+
+ private:
+  const Epilogue& epilogue_;
+  size_t width_;
+  const float* values_ = nullptr;
+  int row_ = 0, end_ = 0;
+};
 
 // 32 rows times 2 panels, `steps` groups of inputs from x and the panels on, added to `out` unless
-// they are the first. kStream: the weights come from memory, and will not be used again soon.
-// Weights are loaded past the L1 cache, which they would sweep clean of activations.
-template <bool kStream>
+// they are the first. Weights are loaded past the L1 cache, which they would sweep clean of
+// activations.
+template <class Epilogue>
 TRIO_INLINE void amx_32x2(const uint8_t* w0, const uint8_t* w1, int steps, const uint16_t* x,
-                          size_t width, float* out, size_t out_width, bool first) {
+                          size_t width, float* out, size_t out_width, bool first,
+                          Fetcher* fetcher, Pending<Epilogue>* pending) {
   const long stride = static_cast<long>(width * 2), out_stride = static_cast<long>(out_width * 4);
   const uint16_t* lower = x + 16 * width;
   float* below = out + 16 * out_width;
@@ -155,10 +206,8 @@ TRIO_INLINE void amx_32x2(const uint8_t* w0, const uint8_t* w1, int steps, const
     _tile_loadd(5, lower + k * kGroup, stride);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    if (kStream) {  // two panels further on
-      prefetch_tile(w0 + at + 2 * static_cast<size_t>(w1 - w0));
-      prefetch_tile(w1 + at + 2 * static_cast<size_t>(w1 - w0));
-    }
+    fetcher->step();
+    pending->step();
   }
   _tile_stored(0, out, out_stride);
   _tile_stored(1, out + 16, out_stride);
@@ -168,7 +217,7 @@ TRIO_INLINE void amx_32x2(const uint8_t* w0, const uint8_t* w1, int steps, const
 
 // 16 rows times 4 panels: for batches so small that weights come from memory, four streams of it.
 TRIO_INLINE void amx_16x4(const uint8_t* w, size_t panel_bytes, int steps, const uint16_t* x,
-                          size_t width, float* out, size_t out_width) {
+                          size_t width, float* out, size_t out_width, Fetcher* fetcher) {
   const long stride = static_cast<long>(width * 2), out_stride = static_cast<long>(out_width * 4);
   _tile_zero(0);
   _tile_zero(1);
@@ -185,6 +234,7 @@ TRIO_INLINE void amx_16x4(const uint8_t* w, size_t panel_bytes, int steps, const
     _tile_dpbf16ps(2, 4, 7);
     _tile_loadd(5, at + 3 * panel_bytes, 64);
     _tile_dpbf16ps(3, 4, 5);
+    fetcher->step();
   }
   _tile_stored(0, out, out_stride);
   _tile_stored(1, out + 16, out_stride);
@@ -203,10 +253,11 @@ TRIO_INLINE void amx_16x1(const uint8_t* w, int steps, const uint16_t* x, size_t
   _tile_stored(0, out, static_cast<long>(out_width * 4));
 }
 
-// Up to 32 rows of the unit, all panels. Rows past the last one are computed from whatever lies
-// there (kSpareRows) and ignored.
-template <bool kStream>
-TRIO_INLINE void amx_rows(const GemmUnit& u, const uint16_t* x, int rows) {
+// Up to 32 rows of the unit, all panels, to `out`. Rows past the last one are computed from whatever
+// lies there (kSpareRows) and ignored.
+template <class Epilogue>
+TRIO_INLINE void amx_rows(const GemmUnit& u, const uint16_t* x, int rows, float* out,
+                          Fetcher* fetcher, Pending<Epilogue>* pending) {
   const Linear& w = *u.weight;
   const size_t width = static_cast<size_t>(u.input->width);
   const size_t out_width = static_cast<size_t>(u.panels) * kLanes;
@@ -222,26 +273,31 @@ TRIO_INLINE void amx_rows(const GemmUnit& u, const uint16_t* x, int rows) {
       const int count = steps - k < block ? steps - k : block;
       for (p = 0; p < pairs_end; p += 2) {
         const uint8_t* left = at + static_cast<size_t>(p) * w.panel_bytes;
-        amx_32x2<kStream>(left, left + w.panel_bytes, count, x + k * kGroup, width,
-                          u.scratch + p * kLanes, out_width, k == 0);
+        amx_32x2(left, left + w.panel_bytes, count, x + k * kGroup, width,
+                 out + p * kLanes, out_width, k == 0, fetcher, pending);
       }
     }
   } else {
     for (; p + 4 <= u.panels; p += 4) {
       amx_16x4(base + static_cast<size_t>(p) * w.panel_bytes, w.panel_bytes, steps, x, width,
-               u.scratch + p * kLanes, out_width);
+               out + p * kLanes, out_width, fetcher);
     }
   }
   for (; p < u.panels; ++p) {
     for (int r = 0; r < rows; r += 16) {
       amx_16x1(base + static_cast<size_t>(p) * w.panel_bytes, steps,
                x + static_cast<size_t>(r) * width, width,
-               u.scratch + static_cast<size_t>(r) * out_width + p * kLanes, out_width);
+               out + static_cast<size_t>(r) * out_width + p * kLanes, out_width);
     }
   }
 }
 
-constexpr int kStreamRows = 64;
+// Steps of a unit, of its 32-row tiles times pairs of panels, or 16-row tiles times fours.
+TRIO_INLINE int steps_of(const GemmUnit& u) {
+  const int tiles = (u.rows + kMaxRowTile - 1) / kMaxRowTile;
+  const int runs = u.rows <= 16 ? u.panels / 4 : tiles * (u.panels / 2);
+  return (runs > 0 ? runs : 1) * (u.weight->inputs / kGroup);
+}
 
 template <class Epilogue>
 void plain_unit(const GemmUnit& u, const Epilogue& epilogue) {
@@ -251,19 +307,24 @@ void plain_unit(const GemmUnit& u, const Epilogue& epilogue) {
       static_cast<const uint16_t*>(u.input->plain) + static_cast<size_t>(u.row0) * width;
   if (u.rows > kFewRows) configure_gemm_tiles();
   settle_memory();
+  Fetcher fetcher(u.ahead, steps_of(u));
+  Pending<Epilogue> pending(epilogue, out_width);
+  float* out = u.scratch;
+  float* other = out + kMaxRowTile * out_width;
   for (int done = 0; done < u.rows; done += kMaxRowTile, x += kMaxRowTile * width) {
     const int rows = u.rows - done < kMaxRowTile ? u.rows - done : kMaxRowTile;
     if (u.rows <= kFewRows) {
       few_rows<kFewRows>(u, x, rows);
-    } else if (u.rows <= kStreamRows) {
-      amx_rows<true>(u, x, rows);
     } else {
-      amx_rows<false>(u, x, rows);
+      amx_rows(u, x, rows, out, &fetcher, &pending);
     }
-    for (int r = 0; r < rows; ++r) {
-      epilogue(u.row0 + done + r, u.scratch + static_cast<size_t>(r) * out_width);
-    }
+    pending.finish();
+    pending.start(u.row0 + done, rows, out);
+    float* const finished = out;
+    out = other;
+    other = finished;
   }
+  pending.finish();
 }
 
 }  // namespace

@@ -9,27 +9,29 @@ namespace {
 constexpr float kNever = -1e30f;  // score of a masked token: finite, so that differences are too
 
 // 2^x for x <= 127; below -126 it stays there or is 0. With kExact 2^0 is 1 and the relative error
-// below 1e-7; else it is below 8e-5, far finer than the bf16 that is made of the result.
-// Source: minimax polynomials for the fraction, degree 6 and 3, fitted by iterated least squares.
+// below 1e-7; else it is below 8e-5 where results are rounded to bf16, which is far coarser.
+// Source: minimax polynomials, degree 6 on [-1/2, 1/2] and 3 on [0, 1], fitted by iterated least
+// squares.
 template <bool kExact>
 TRIO_INLINE Vf vexp2(Vf x) {
+#ifdef TRIO_BF16
+  if constexpr (!kExact) {
+    const Vf r = vfraction(x);
+    Vf p = vset(7.802393287e-2f);
+    p = vfma(p, r, vset(2.260669917e-1f));
+    p = vfma(p, r, vset(6.958341599e-1f));
+    return vscale2(vfma(p, r, vset(9.999250770e-1f)), x);
+  }
+#endif
   x = vclamp_exponent(x);
   const Vf n = vround(x), r = vsub(x, n);
-  Vf p;
-  if constexpr (kExact) {
-    p = vset(1.534581173e-4f);
-    p = vfma(p, r, vset(1.339993122e-3f));
-    p = vfma(p, r, vset(9.618488958e-3f));
-    p = vfma(p, r, vset(5.550328777e-2f));
-    p = vfma(p, r, vset(2.402264689e-1f));
-    p = vfma(p, r, vset(6.931472057e-1f));
-    p = vfma(p, r, vset(1.0f));
-  } else {
-    p = vset(5.517166619e-2f);
-    p = vfma(p, r, vset(2.426111220e-1f));
-    p = vfma(p, r, vset(6.932609860e-1f));
-    p = vfma(p, r, vset(9.999280736e-1f));
-  }
+  Vf p = vset(1.534581173e-4f);
+  p = vfma(p, r, vset(1.339993122e-3f));
+  p = vfma(p, r, vset(9.618488958e-3f));
+  p = vfma(p, r, vset(5.550328777e-2f));
+  p = vfma(p, r, vset(2.402264689e-1f));
+  p = vfma(p, r, vset(6.931472057e-1f));
+  p = vfma(p, r, vset(1.0f));
   return vscale2(p, n);
 }
 

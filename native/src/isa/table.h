@@ -7,7 +7,10 @@
 namespace trioengine {
 namespace {
 
-#ifndef TRIO_AMX
+#ifdef TRIO_AMX
+constexpr int kBlockRows = 256, kRowMultiple = 32;
+#else
+constexpr int kBlockRows = 1 << 20, kRowMultiple = 96;  // bytes alone decide; 4, 6 and 12 rows fit
 unsigned enter() { return 0; }
 void leave(unsigned) {}
 #endif
@@ -17,6 +20,8 @@ constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
   table.name = name;
   table.plain_bytes = sizeof(Plain);
   table.row_block_bytes = row_block_bytes;
+  table.most_block_rows = kBlockRows;
+  table.row_multiple = kRowMultiple;
   table.attention_rows = kRowsAtOnce;
   table.enter = enter;
   table.leave = leave;

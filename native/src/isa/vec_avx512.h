@@ -34,7 +34,8 @@ TRIO_INLINE Vf vreciprocal(Vf a) {  // within 2^-23; a division would take twice
   const Vf guess = _mm512_rcp14_ps(a);
   return _mm512_mul_ps(guess, _mm512_fnmadd_ps(a, guess, _mm512_set1_ps(2.0f)));
 }
-TRIO_INLINE Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }  // a * 2^n, n integral
+TRIO_INLINE Vf vfraction(Vf a) { return _mm512_reduce_ps(a, 9); }  // a - floor(a), 0 if infinite
+TRIO_INLINE Vf vscale2(Vf a, Vf n) { return _mm512_scalef_ps(a, n); }  // a * 2^floor(n)
 TRIO_INLINE float vsum(Vf a) { return _mm512_reduce_add_ps(a); }
 TRIO_INLINE float vmaximum(Vf a) { return _mm512_reduce_max_ps(a); }
 
@@ -125,6 +126,9 @@ TRIO_INLINE Vi dot_nibbles(Vi acc, Vb w, Quad x) {
 #ifdef TRIO_BF16
 using Plain = uint16_t;
 TRIO_INLINE void vstore_plain(Plain* p, Vf x) { vstore_bf16(p, x); }
+TRIO_INLINE void vstore_plains(Plain* p, Vf x, Vf y) {  // x, then y
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
 
 struct WeightPair {
   __m512i raw;
@@ -145,6 +149,10 @@ constexpr int kTileRows = 6, kTilePanels = 4;
 #else
 using Plain = float;
 TRIO_INLINE void vstore_plain(Plain* p, Vf x) { vstore(p, x); }
+TRIO_INLINE void vstore_plains(Plain* p, Vf x, Vf y) {
+  vstore(p, x);
+  vstore(p + 16, y);
+}
 
 struct WeightPair {
   Vf even, odd;

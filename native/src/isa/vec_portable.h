@@ -119,6 +119,10 @@ TRIO_INLINE Vi dot_nibbles(Vi acc, Vb w, Quad x) { return dot_bytes(acc, w, x); 
 
 using Plain = float;
 TRIO_INLINE void vstore_plain(Plain* p, Vf x) { vstore(p, x); }
+TRIO_INLINE void vstore_plains(Plain* p, Vf x, Vf y) {
+  vstore(p, x);
+  vstore(p + 16, y);
+}
 
 struct WeightPair {
   Vf even, odd;
