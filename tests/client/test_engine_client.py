@@ -17,6 +17,7 @@ from trioengine.errors import (
     CancelledByUserError,
     DeadlineExceededError,
     InternalError,
+    InvalidRequestError,
     OverloadedError,
     QueueTimeoutError,
     UnavailableError,
@@ -178,7 +179,7 @@ async def test_bad_request_fails_alone_and_the_next_one_works(autojump_clock: Mo
         bad = open_stream(
             client, [ask()[0], SequenceRequest([10**6], SamplingParams(max_tokens=2))]
         )
-        with pytest.raises(InternalError, match="token ids of the prompt"):
+        with pytest.raises(InvalidRequestError, match="token ids of the prompt"):
             await bad.wait_accepted()
         await bad.ended.wait()
         assert engine.live == frozenset()  # the good half was aborted
