@@ -82,6 +82,7 @@ def test_a_complete_answer_ends_whatever_min_tokens_and_ignore_eos_say() -> None
         StructuredOutput("json", '{"type": "foo"}'),
         StructuredOutput("json", "{"),
         StructuredOutput("json", "[1]"),
+        StructuredOutput("json", "false"),
         StructuredOutput("json", '{"type": "string", "pattern": "a**"}'),
         StructuredOutput("json", '{"not": {"type": "string"}}'),
         StructuredOutput("json", '{"$ref": "#"}'),

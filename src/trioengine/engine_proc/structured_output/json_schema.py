@@ -43,6 +43,9 @@ def prepared_schema(text: str, param: str) -> str:
         raise _refusal(f"the schema is no JSON: {error}", param) from error
     if not isinstance(schema, dict | bool):
         raise _refusal("a schema must be an object or a boolean", param)
+    if schema is False:
+        raise _refusal("no text satisfies the schema false", param)
+    schema = {} if schema is True else schema  # the library takes options with an object only
     return msgspec.json.encode(_prepared(schema, 0, param)).decode()
 
 
