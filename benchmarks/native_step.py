@@ -126,9 +126,9 @@ def best_step_s(runner: NativeModelRunner, batch: StepBatch) -> float:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model_dir", type=Path, help="checkpoint, or with --quantization gguf its")
+    parser.add_argument("model_dir", type=Path, help="a converted checkpoint")
     parser.add_argument("--isa", default="", help="instruction set; the best by default")
-    parser.add_argument("--quantization", default="none", help="none, int8, q4 or gguf")
+    parser.add_argument("--quantization", default="none", choices=("none", "int8", "q4", "gguf"))
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--weight-bytes", type=int, default=None, help="of quantised weights")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
@@ -146,11 +146,12 @@ def main(argv: Sequence[str]) -> None:
         bytes_per_s=machine.weights.best,
         flops=None if machine.gemm is None else machine.gemm.bfloat16,
     )
-    engine_args: dict[str, str | int | float | bool] = {"quantization": args.quantization}
-    if args.isa:
-        engine_args["isa"] = args.isa
     options = EngineOptions(
-        backend="native", threads=args.threads, kv_cache_memory_gib=1.0, engine_args=engine_args
+        backend="native",
+        threads=args.threads,
+        kv_cache_memory_gib=1.0,
+        quantization=args.quantization,
+        engine_args={"isa": args.isa} if args.isa else {},
     )
     runner = native_runner.load(args.model_dir, options, lambda phase, fraction: None)
     tflops = 0.0 if rates.flops is None else rates.flops / 1e12
