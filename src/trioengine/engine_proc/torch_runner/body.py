@@ -34,7 +34,7 @@ class KeptBody:
         self.separable = body is not network
         self._keeping = False
         self._kept: Any = None
-        self._compute = body.forward
+        self._compute: Any = body.forward
         if self.separable:
             body.forward = self._forward
 
@@ -44,6 +44,10 @@ class KeptBody:
         if self._kept is None:
             self._kept = self._compute(*args, **kwargs)
         return self._kept
+
+    def release(self) -> None:
+        """Let go of the network, which cannot be computed afterwards. Idempotent."""
+        self._kept = self._compute = None
 
     @contextlib.contextmanager
     def keep(self) -> Iterator[None]:

@@ -142,6 +142,7 @@ class TorchModelRunner:
         """Free weights and cache. Idempotent; nothing may be computed afterwards."""
         self._profiler.discard()
         self._network = None
+        self._body.release()
         self._attention = PagedAttention([])
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
