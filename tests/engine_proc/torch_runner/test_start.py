@@ -63,7 +63,8 @@ def test_an_untouched_cache_costs_no_memory(open_runner: OpenRunner) -> None:
     before = resident_bytes()
     runner = open_runner("llama-mha", kv_cache_memory_gib=1.0)
     assert runner.num_blocks == 2**30 // (16 * 2 * 4 * 32 * 4)
-    assert resident_bytes() - before < 200 * 2**20
+    # What other tests have left to the allocator may come and go meanwhile; a cache would not.
+    assert resident_bytes() - before < 2**29
 
 
 def resident_bytes() -> int:
