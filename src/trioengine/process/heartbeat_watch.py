@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StallJudge", "watch_heartbeat"]
 
-LOOK_EVERY_S: Final = 0.25
+LOOK_EVERY_S: Final = 0.5
 
 
 class StallJudge:
