@@ -7,6 +7,7 @@ nothing but the text is encoded while tokens arrive.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import secrets
 import time
@@ -120,7 +121,7 @@ class Replies(Protocol):
         """The answer in one piece."""
 
 
-class _Replies:
+class _Replies(abc.ABC):
     """What the two endpoints share: events cut into prefix and suffix."""
 
     done = DONE
@@ -135,7 +136,7 @@ class _Replies:
         self._cuts: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, index: int) -> bytes:
-        event = self._event([self._text_choice(index)], self._usage)
+        event = self._event([self._choice(index, _HOLE)], self._usage)
         prefix, _, suffix = event.rpartition(_encode(_HOLE))
         self._cuts[index] = prefix, suffix
         return b""
@@ -150,8 +151,25 @@ class _Replies:
     def usage_so_far(self, usage: Usage) -> None:
         self._usage = {"usage": _usage_info(usage)}
 
-    def _text_choice(self, index: int) -> dict[str, Any]:
-        raise NotImplementedError
+    def finish(
+        self,
+        index: int,
+        reason: Reason,
+        stop_reason: int | str | None,
+        rest: Piece | None = None,
+    ) -> bytes:
+        choice = self._choice(index, "", reason) | {"stop_reason": stop_reason}
+        if rest is not None:
+            return self._detailed(choice, rest)
+        return self._event([choice], self._usage)
+
+    @abc.abstractmethod
+    def _choice(self, index: int, text: str, reason: Reason | None = None) -> dict[str, Any]:
+        """Return a chunk's choice with this text."""
+
+    @abc.abstractmethod
+    def _detailed(self, choice: dict[str, Any], piece: Piece) -> bytes:
+        """Return the event of a choice with all else that ``piece`` tells."""
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
         head = self.head
@@ -185,25 +203,7 @@ class ChatReplies(_Replies):
         deltas += [{"tool_calls": [_call_delta(call)]} for call in piece.calls]
         *before, last = (_chat_choice(index, delta) for delta in deltas)
         events = [self._event([choice], self._usage) for choice in before]
-        return b"".join(events) + self._piece(last, piece)
-
-    def finish(
-        self,
-        index: int,
-        reason: Reason,
-        stop_reason: int | str | None,
-        rest: Piece | None = None,
-    ) -> bytes:
-        choice = _chat_choice(index, {}, reason) | {"stop_reason": stop_reason}
-        if rest is not None:
-            return self._piece(choice, rest)
-        return self._event([choice], self._usage)
-
-    def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
-        choice["logprobs"] = piece.logprobs
-        if piece.token_ids is not None:
-            choice["token_ids"] = piece.token_ids
-        return self._event([choice], self._usage | _prompt_ids(piece))
+        return b"".join(events) + self._detailed(last, piece)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(
@@ -224,8 +224,11 @@ class ChatReplies(_Replies):
             )
         )
 
-    def _text_choice(self, index: int) -> dict[str, Any]:
-        return _chat_choice(index, {"content": _HOLE})
+    def _choice(self, index: int, text: str, reason: Reason | None = None) -> dict[str, Any]:
+        return _chat_choice(index, {"content": text} if text else {}, reason)
+
+    def _detailed(self, choice: dict[str, Any], piece: Piece) -> bytes:
+        return self._event([_with_tokens(choice, piece)], self._usage | _prompt_ids(piece))
 
 
 class CompletionReplies(_Replies):
@@ -234,25 +237,7 @@ class CompletionReplies(_Replies):
     _object = "text_completion"
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        return self._piece(_completion_choice(index, piece.text), piece)
-
-    def finish(
-        self,
-        index: int,
-        reason: Reason,
-        stop_reason: int | str | None,
-        rest: Piece | None = None,
-    ) -> bytes:
-        choice = _completion_choice(index, "", reason) | {"stop_reason": stop_reason}
-        if rest is not None:
-            return self._piece(choice, rest)
-        return self._event([choice], self._usage)
-
-    def _piece(self, choice: dict[str, Any], piece: Piece) -> bytes:
-        choice["logprobs"] = piece.logprobs
-        if piece.token_ids is not None:
-            choice["token_ids"] = piece.token_ids
-        return self._event([choice | _prompt_ids(piece)], self._usage)
+        return self._detailed(self._choice(index, piece.text), piece)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return _encode(
@@ -274,8 +259,11 @@ class CompletionReplies(_Replies):
             )
         )
 
-    def _text_choice(self, index: int) -> dict[str, Any]:
-        return _completion_choice(index, _HOLE)
+    def _choice(self, index: int, text: str, reason: Reason | None = None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def _detailed(self, choice: dict[str, Any], piece: Piece) -> bytes:
+        return self._event([_with_tokens(choice, piece) | _prompt_ids(piece)], self._usage)
 
 
 def _call_delta(call: MadeCall) -> dict[str, Any]:
@@ -291,8 +279,9 @@ def _chat_choice(index: int, delta: dict[str, Any], reason: Reason | None = None
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _completion_choice(index: int, text: str, reason: Reason | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+def _with_tokens(choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
+    tokens = {} if piece.token_ids is None else {"token_ids": piece.token_ids}
+    return choice | {"logprobs": piece.logprobs} | tokens
 
 
 def _prompt_ids(piece: Piece) -> dict[str, Any]:
