@@ -7,7 +7,6 @@ side by side. Whatever ends it, the last line on standard error is one sentence 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import logging
 import os
@@ -127,6 +126,7 @@ def _add_bench(commands: Any) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from trioengine import log
     from trioengine.models.source import find_model
+    from trioengine.process.descriptors import allow_descriptors
     from trioengine.process.last_resort import LastResort, end_process
     from trioengine.settings import load_config
 
@@ -134,7 +134,7 @@ def _serve(options: argparse.Namespace) -> int:
     _leave_when_asked(last_resort)
     config = load_config(vars(options))
     log.configure(config.log_format, config.log_level)
-    _raise_descriptor_limit()
+    allow_descriptors(config.max_queue_sequences)
     source = find_model(config)
     spawned = _spawn_early(config, source)
     code, cause = _run(config, source, spawned, last_resort)
@@ -155,15 +155,6 @@ def _leave_when_asked(last_resort: LastResort) -> None:
 
     last_resort.code = ExitCode.ASKED
     _on_stop_signals(leave)
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow as many open files as the system lets us: each client needs one."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _spawn_early(config: ServerConfig, source: ModelSource) -> SpawnedEngine | None:

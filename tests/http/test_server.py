@@ -148,7 +148,7 @@ def _lowest_free_fd() -> int:
 
 
 class FailingOnce:
-    """A listening socket whose first accept fails."""
+    """A listening socket whose first accept fails; error -1 is Python's own lack of memory."""
 
     def __init__(self, sock: socket.socket, error: int) -> None:
         self._sock, self._error = sock, error
@@ -156,6 +156,8 @@ class FailingOnce:
     def accept(self) -> Any:
         if self._error:
             error, self._error = self._error, 0
+            if error == -1:
+                raise MemoryError
             raise OSError(error, os.strerror(error))
         return self._sock.accept()
 
@@ -164,7 +166,7 @@ class FailingOnce:
 
 
 @pytest.mark.parametrize(
-    "error", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+    "error", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, -1]
 )
 async def test_a_failing_accept_is_survived(
     error: int, uds: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock

@@ -12,11 +12,14 @@ from one step to the next through the rows of the batch. What was sampled for a 
 token that ended it is dropped, so an answer does not depend on how many steps a plan stands for.
 
 What one request contains can only hurt that request: it ends with ``error``. What breaks the shared
-state (a failing step, a block freed twice) raises, and the loop makes it fatal.
+state (a failing step, a block freed twice) raises, and the loop makes it fatal. A step for which
+there is no memory has changed nothing yet: it is planned anew with half as many tokens, and only a
+request whose single token does not fit ends with ``error``.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
     from trioengine.sampling_params import SamplingParams
 
 __all__ = ["EngineCore"]
+
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -241,10 +246,12 @@ class EngineCore:
         begin_s = time.perf_counter()
         plan = self._schedule()
         parts = [plan, *map(plan.after, range(1, plan.num_steps))]
-        executed = [self._execute(part, ahead) for ahead, part in enumerate(parts)]
+        executed, shortage = self._execute_all(parts)
         outputs = self.abort(poll_aborts())
         self._timeline.lap("poll aborts")
-        for part, (built, result) in zip(parts, executed, strict=True):
+        if shortage is not None:
+            outputs += self._relieve(plan, shortage)
+        for part, (built, result) in zip(parts, executed, strict=False):  # fewer in a shortage
             self._apply_computed(part)
             note_scores(built, result)
             self._apply_sampled(built, result, outputs)
@@ -265,16 +272,48 @@ class EngineCore:
         self._timeline.lap("schedule")
         return plan
 
+    def _execute_all(
+        self, parts: list[SchedulerOutput]
+    ) -> tuple[list[tuple[BuiltStep, StepResult]], MemoryError | None]:
+        """Compute one step after the other, as many as there is memory for.
+
+        Returns:
+            Whose the rows of each step were and what they got; and what stopped it.
+        """
+        executed: list[tuple[BuiltStep, StepResult]] = []
+        for ahead, part in enumerate(parts):
+            try:
+                built, result = self._execute(part, ahead)
+            except MemoryError as error:  # what it has put into the cache, it will put there again
+                return executed, error
+            self._batch.advance(part, built.sampled, result.tokens[: len(built.sampled)])
+            executed.append((built, result))
+        self._scheduler.relax()
+        return executed, None
+
     def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[BuiltStep, StepResult]:
-        """Compute one step; return whose its rows were, and what they got."""
         built = self._batch.build(plan, ahead)
         self._masks.fill(built.sampled, built.batch.sampling)
         self._timeline.lap("build")
         result = self._runner.execute(built.batch)
         result.tokens = self._checked(result.tokens)
-        self._batch.advance(plan, built.sampled, result.tokens[: len(built.sampled)])
         self._timeline.lap("execute")
         return built, result
+
+    def _relieve(self, plan: SchedulerOutput, shortage: MemoryError) -> list[RequestOutput]:
+        """Plan smaller steps from now on; where none is smaller, end the one request that is in it.
+
+        Nobody is preempted: the cache is not what is short of memory.
+        """
+        if not self._scheduler.retrench():
+            log.warning("no memory for a step of %d tokens: %s", plan.num_tokens, shortage)
+        if plan.num_tokens > 1:
+            return []
+        (request,) = [*plan.decodes, *(chunk.request for chunk in plan.prefills)]
+        if request.status is not RequestStatus.RUNNING:
+            return []  # aborted in the meantime
+        self._end(request, FinishReason.ERROR)
+        return [error_output(request.request_id, shortage)]
 
     def _apply_computed(self, plan: SchedulerOutput) -> None:
         """Note what is in the cache now (for a request aborted since, nobody looks)."""

@@ -64,6 +64,7 @@ class EmbeddingCore:
         self._waiting: collections.OrderedDict[int, Add] = collections.OrderedDict()
         self._running: dict[int, Add] = {}
         self._prompt_tokens = self._aborts_ignored = 0
+        self._at_once = max_num_seqs  # fewer for some time after a shortage of memory
         self._step_seconds = 0.0
 
     def add_request(self, add: Add) -> RequestOutput | None:
@@ -123,7 +124,11 @@ class EmbeddingCore:
         begin_s = time.perf_counter()
         self._running = self._take_batch()
         batch = list(self._running.values())
-        vectors = self._runner.embed([add.prompt_token_ids for add in batch])
+        try:
+            vectors = self._runner.embed([add.prompt_token_ids for add in batch])
+        except MemoryError as error:
+            return [*self.abort(poll_aborts()), *self._retrench(error)]
+        self._at_once = min(self._at_once + 1, self.limits.max_num_seqs)
         outputs = self.abort(poll_aborts())
         for add, vector in zip(batch, vectors, strict=True):
             if self._running.pop(add.request_id, None) is None:
@@ -139,12 +144,23 @@ class EmbeddingCore:
         self._step_seconds = time.perf_counter() - begin_s
         return outputs
 
+    def _retrench(self, shortage: MemoryError) -> list[RequestOutput]:
+        """There was no memory for the batch: try half of it, or end the one that is in it."""
+        taken, self._running = self._running, {}
+        if len(taken) <= 1:
+            return [_error(request_id, str(shortage) or "MemoryError") for request_id in taken]
+        self._at_once = len(taken) // 2
+        for request_id in reversed(taken):
+            self._waiting[request_id] = taken[request_id]
+            self._waiting.move_to_end(request_id, last=False)
+        return []
+
     def _take_batch(self) -> dict[int, Add]:
         """Take who comes next, by priority and then arrival, as far as the token budget goes."""
         queue = sorted(self._waiting.values(), key=lambda add: add.priority)
         taken: dict[int, Add] = {}
         longest = 0
-        for add in queue[: self.limits.max_num_seqs]:
+        for add in queue[: self._at_once]:
             longest = max(longest, len(add.prompt_token_ids))
             padded = longest * (len(taken) + 1)
             if taken and padded > self.limits.max_num_batched_tokens:

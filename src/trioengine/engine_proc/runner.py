@@ -204,7 +204,12 @@ class ModelRunner(Protocol):
     num_blocks: int
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Compute one step and return a token per row, and logprobs where they are wanted."""
+        """Compute one step and return a token per row, and logprobs where they are wanted.
+
+        Raises:
+            MemoryError: There is none for a step of this size. A smaller one may be tried; what
+                this one has written into the cache will be written there again.
+        """
 
     def call(self, method: str, args: dict[str, object]) -> object:
         """Run a control method that concerns the arithmetic (``start_profile``, …).

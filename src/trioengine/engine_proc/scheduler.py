@@ -19,6 +19,9 @@ Where nothing but decodes is left to do, the plan may stand for several steps, e
 its tokens: with room in the cache for all of them, taken from free blocks only and without
 preempting anybody for it. A request whose length ends it earlier takes part in that many steps.
 
+Where a step found no memory (``retrench``), the next has half its tokens, the worst ranks sitting
+it out with all that they hold, and those after it grow back little by little (``relax``).
+
 Why it never stalls: the running request of the best rank is nobody's victim, a request fits the
 pool on its own (``EngineCore`` refuses others), and with nobody running no prefix is coming and the
 head of the queue is always admitted. So every non-empty state schedules at least one token.
@@ -164,6 +167,8 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._prefill_tokens_beside_decodes = prefill_tokens_beside_decodes
         self._max_num_steps = max_num_steps
+        self._last_num_tokens = 0
+        self._token_cap = max_num_batched_tokens  # lower for some time after a shortage
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
@@ -185,7 +190,7 @@ class Scheduler:
         """Choose the next step; admissions and preemptions have happened when it returns."""
         plan = SchedulerOutput()
         self._plan_decodes(plan)
-        budget = self._max_num_batched_tokens - len(plan.decodes)
+        budget = self._token_cap - len(plan.decodes)
         if plan.decodes:
             budget = min(budget, self._prefill_tokens_beside_decodes)
         budget = self._plan_prefills(plan, budget)
@@ -193,11 +198,30 @@ class Scheduler:
             self._plan_admissions(plan, budget)
         if self._max_num_steps > 1 and not plan.prefills:
             self._plan_ahead(plan)
+        self._last_num_tokens = plan.num_tokens
         return plan
+
+    def retrench(self) -> bool:
+        """There was no memory for the step last planned: plan half as much at once.
+
+        Returns:
+            True where that was so already.
+        """
+        before = self._token_cap < self._max_num_batched_tokens
+        self._token_cap = max(1, self._last_num_tokens // 2)
+        return before
+
+    def relax(self) -> None:
+        """There was memory: dare an eighth more, up to the budget."""
+        if self._token_cap < self._max_num_batched_tokens:
+            grown = self._token_cap + self._token_cap // 8 + 1
+            self._token_cap = min(grown, self._max_num_batched_tokens)
 
     def _plan_decodes(self, plan: SchedulerOutput) -> None:
         # Victims come off the end of the queue that is being walked, never from behind it.
         for request in self.running:
+            if len(plan.decodes) == self._token_cap:
+                break
             if request.decoding and (
                 len(request.tokens) <= request.capacity or self._grow(request, plan)
             ):

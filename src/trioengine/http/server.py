@@ -198,17 +198,17 @@ class HttpServer:
                     sock, address = listener.sock.accept()
                 except BlockingIOError:
                     break
-                except OSError as error:
+                except (OSError, MemoryError) as error:
                     await self._on_accept_error(error)
                     break
                 clients.start_soon(self._serve_client, sock, address, listener)
 
-    async def _on_accept_error(self, error: OSError) -> None:
-        if error.errno not in _STARVED:
+    async def _on_accept_error(self, error: OSError | MemoryError) -> None:
+        if isinstance(error, OSError) and error.errno not in _STARVED:
             logger.debug("a connection was gone before it was accepted: %s", error)
             return
         if not self._starved:
-            logger.error("cannot accept connections: %s; idle ones are closed", error)
+            logger.error("cannot accept connections: %r; idle ones are closed", error)
         self._starved = True
         self._close_idle(_IDLE_WHEN_STARVED_S)
         await trio.sleep(_STARVED_S)

@@ -12,6 +12,7 @@ import torch
 
 from trioengine.engine_proc.machine import usable_cpus
 from trioengine.engine_proc.torch_runner.model_loader import resolve_device
+from trioengine.engine_proc.torch_runner.shortage import memory_errors
 from trioengine.errors import ConfigError, EngineStartError
 from trioengine.protocol import EmbeddingInfo, ModelInfo
 
@@ -83,12 +84,16 @@ class TorchEmbedder:
         )
 
     def embed(self, sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
-        """Return the embeddings, float32 ``[n, size]``."""
+        """Return the embeddings, float32 ``[n, size]``.
+
+        Raises:
+            MemoryError: There is not enough of it, here or on the device.
+        """
         lengths = torch.tensor([len(ids) for ids in sequences])
         longest = int(lengths.max())
         padded = torch.tensor([[*ids, *[self._pad_id] * (longest - len(ids))] for ids in sequences])
         mask = (torch.arange(longest)[None] < lengths[:, None]).long()
-        with torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             states = self._network(
                 input_ids=padded.to(self._device), attention_mask=mask.to(self._device)
             ).last_hidden_state.float()

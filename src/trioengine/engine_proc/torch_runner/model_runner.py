@@ -25,6 +25,7 @@ from trioengine.engine_proc.torch_runner.paged_cache import LayerCache
 from trioengine.engine_proc.torch_runner.profiler import TorchProfiler
 from trioengine.engine_proc.torch_runner.row_logprobs import ROWS_AT_ONCE, read_logprobs
 from trioengine.engine_proc.torch_runner.sampler import sample
+from trioengine.engine_proc.torch_runner.shortage import memory_errors
 from trioengine.engine_proc.torch_runner.step_plan import StepPlan, to_device
 from trioengine.errors import InvalidRequestError
 from trioengine.protocol import ModelInfo
@@ -73,8 +74,12 @@ class TorchModelRunner:
         self._profile_dir = profile_dir
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Compute one step; see ``ModelRunner``."""
-        with torch.inference_mode():
+        """Compute one step; see ``ModelRunner``.
+
+        Raises:
+            MemoryError: There is not enough of it, here or on the device.
+        """
+        with memory_errors(), torch.inference_mode():
             rows = batch.sampling
             num_rows = len(batch.logits_rows)
             num_sampled = num_rows if rows.targets is None else int((rows.targets < 0).sum())
