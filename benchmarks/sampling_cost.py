@@ -109,7 +109,12 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="of this process, not of the wall")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     args = parser.parse_args()
-    options = EngineOptions(kv_cache_memory_gib=2.0, threads=args.threads, max_num_seqs=args.batch)
+    options = EngineOptions(
+        quantization="none",
+        kv_cache_memory_gib=2.0,
+        threads=args.threads,
+        max_num_seqs=args.batch,
+    )
     runner = native_runner.load(args.model_dir, options, lambda phase, fraction: None)
     core = EngineCore(
         runner,

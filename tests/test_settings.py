@@ -118,7 +118,7 @@ def test_a_chat_template_may_be_a_file(tmp_path: Path) -> None:
         (("--config", "/does/not/exist"), "--config /does/not/exist: [Errno 2]"),
         (
             ("--quantization", "q3"),
-            "--quantization: must be one of none, int8, q4, gguf, got 'q3'",
+            "--quantization: must be one of auto, none, int8, q4, gguf, got 'q3'",
         ),
         (
             ("--quantization", "int8", "--engine", "torch"),

@@ -163,7 +163,8 @@ def _spawn_early(config: ServerConfig, source: ModelSource) -> SpawnedEngine | N
 
     if source.model_dir is None and not source.simulated:
         return None
-    return spawn_engine(config.engine, model_dir=source.model_dir, model_name=source.name)
+    options = source.fit(config.engine)
+    return spawn_engine(options, model_dir=source.model_dir, model_name=source.name)
 
 
 def _run(

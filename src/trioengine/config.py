@@ -22,13 +22,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         quantization: Of the native runner's weights: ``none`` (bfloat16), ``int8`` and ``q4`` round
             them while loading, ``gguf`` takes the blocks of the GGUF file that the checkpoint was
-            converted from as they are. Only the native runner has any but ``none``.
+            converted from as they are, ``auto`` does so where the user named such a file. Only the
+            native runner has any but ``none``.
     """
 
     backend: Literal["auto", "native", "torch", "sim"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8", "q4", "gguf"] = "none"
+    quantization: Literal["auto", "none", "int8", "q4", "gguf"] = "auto"
     max_model_len_tokens: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int = 2048

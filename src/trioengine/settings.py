@@ -82,7 +82,7 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
 
 def _check_quantization(engine: EngineOptions) -> None:
     """Refuse at once what no engine that these options could mean would do."""
-    if engine.quantization == "none":
+    if engine.quantization in {"auto", "none"}:
         return
     if engine.backend not in {"auto", "native"}:
         other = f"--engine {engine.backend}"

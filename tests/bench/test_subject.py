@@ -61,6 +61,9 @@ def test_a_gguf_file_is_read_as_it_is(
     found = find_subject(str(file), {})
     assert found.cost is not None
     assert (found.cost.weight_bytes, found.cost.body_params) == (500, 800)
+    found = find_subject(str(file), {"quantization": "none"})
+    assert found.cost is not None
+    assert found.cost.weight_bytes == 2 * 880
 
 
 @pytest.mark.parametrize(

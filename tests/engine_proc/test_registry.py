@@ -160,6 +160,9 @@ def test_quantised_weights_are_the_native_runners_or_nobodys(
     monkeypatch.setattr(registry, "_NVIDIA_DRIVER", tmp_path)  # a GPU does not make it torch's
     build(tmp_path, quantization="int8")
     loaders.native_fits = False
+    build(tmp_path, backend="auto", device="cpu", quantization="auto")
+    assert loaders.asked.pop() == "torch"
+    assert loaders.asked.pop() == "native"
     refusal = "--quantization q4 is the native runner's, which does not fit: not this architecture"
     with pytest.raises(ConfigError, match=f"^{refusal}$"):
         build(tmp_path, quantization="q4")

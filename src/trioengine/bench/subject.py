@@ -92,10 +92,11 @@ def _cost(model: str, model_dir: Path, engine: EngineOptions) -> ModelCost:
         body, head = _QUANTISED_BYTES[engine.quantization]
         num_bytes = round(body * cost.body_params + head * cost.head_params)
         return cost.stored_as(weight_bytes=num_bytes, kv_element_bytes=2)
+    if engine.quantization == "gguf":
+        return cost.stored_as(weight_bytes=_size(model_dir / GGUF_NAME), kv_element_bytes=2)
     resolved = resolve_model(model)
-    file = model_dir / GGUF_NAME if engine.quantization == "gguf" else resolved.path
-    if engine.quantization == "gguf" or resolved.kind is ModelKind.GGUF:
-        return cost.stored_as(weight_bytes=_size(file), kv_element_bytes=2)
+    if engine.quantization == "auto" and resolved.kind is ModelKind.GGUF:
+        return cost.stored_as(weight_bytes=_size(resolved.path), kv_element_bytes=2)
     return cost
 
 

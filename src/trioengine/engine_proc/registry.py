@@ -39,6 +39,7 @@ __all__ = ["build_backend"]
 MAX_NUM_SEQS_CPU: Final = 64
 MAX_NUM_SEQS_CUDA: Final = 256
 _NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
+_TORCHS_TOO: Final = frozenset({"auto", "none"})  # of --quantization: these torch can do without
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> 
         try:
             return _load_native(model_dir, options, progress)
         except ConfigError as error:
-            if options.quantization != "none":  # torch would take several times the memory
+            if options.quantization not in _TORCHS_TOO:  # torch would take several times the memory
                 raise ConfigError(
                     f"--quantization {options.quantization} is the native runner's, "
                     f"which does not fit: {error}"
@@ -178,7 +179,7 @@ def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> 
 
 
 def _wants_cuda(options: EngineOptions) -> bool:
-    if options.quantization != "none":
+    if options.quantization not in _TORCHS_TOO:
         return False
     # Looking at the device file spares the seconds that importing torch to ask it would take.
     return options.device == "cuda" or (options.device == "auto" and _NVIDIA_DRIVER.exists())

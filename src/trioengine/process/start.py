@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def launch_process(config: ServerConfig, source: ModelSource) -> Engine:
     """Start the engine's process, with a wire to it."""
     return adopt_process(
-        spawn_engine(config.engine, model_dir=source.model_dir, model_name=source.name)
+        spawn_engine(source.fit(config.engine), model_dir=source.model_dir, model_name=source.name)
     )
 
 

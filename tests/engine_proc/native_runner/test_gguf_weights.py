@@ -161,6 +161,20 @@ def test_blocks_are_used_as_they_are(tmp_path: Path, isa: str, mix: str) -> None
     assert relative_error(runner, model) < 0.02
 
 
+def test_blocks_are_used_where_the_user_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = NumpyLlama(SHAPE)
+    model.write(tmp_path)
+    assert "bfloat16" in load(tmp_path, "portable", "auto").model.runner
+    write_llama_gguf(tmp_path / "model.gguf", model, {}, "q8_0")
+    assert "gguf" in load(tmp_path, "portable", "auto").model.runner
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert "bfloat16" in load(tmp_path, "portable", "auto").model.runner
+    (record,) = caplog.records
+    assert record.getMessage().startswith("what the GGUF file was converted to is computed instead")
+
+
 def test_heads_that_are_not_whole_groups_fall_back_to_bf16(tmp_path: Path, isa: str) -> None:
     shape = TinyShape(hidden=64, heads=8, kv_heads=4, head_dim=24, intermediate=64, vocab=200)
     model = NumpyLlama(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Final
 
 from trioengine.engine_proc.kv_sizing import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["start"]
 
+log = logging.getLogger(__name__)
+
 MAX_NUM_SEQS: Final = 64
 """Default of ``--max-num-seqs``, which bounds a cache whose size the user does not name."""
 
@@ -62,7 +65,10 @@ def start(
     config = read_config(model_dir)
     max_model_len = _max_model_len(config, options.max_model_len_tokens)
     isa = _resolve_isa(settings.isa)
-    builder = _pack(model_dir, config, max_model_len, settings, progress)
+    source, quantization = _open_weights(model_dir, config, settings.quantization)
+    settings = dataclasses.replace(settings, quantization=quantization)
+    require_memory("the weights", _packed_bytes(model_dir, quantization), available_memory_bytes())
+    builder = _pack(source, config, max_model_len, settings, progress)
     num_blocks = _num_blocks(config, max_model_len, options)
     runner = _native.Runner(
         builder,
@@ -148,33 +154,43 @@ def _max_model_len(config: ModelConfig, wanted: int | None) -> int:
 
 
 def _pack(
-    model_dir: Path,
+    source: TensorSource,
     config: ModelConfig,
     max_model_len: int,
     settings: _Settings,
     progress: Callable[[str, float], None],
 ) -> _native.ModelBuilder:
     progress("loading weights", 0.0)
-    quantization = settings.quantization
-    source = _open_weights(model_dir, config, quantization)
-    require_memory("the weights", _packed_bytes(model_dir, quantization), available_memory_bytes())
     return build_model(
         config,
         source,
-        quantization="none" if quantization == "gguf" else quantization,
+        quantization="none" if settings.quantization == "gguf" else settings.quantization,
         max_model_len=max_model_len,
         threads=settings.threads,
         progress=lambda fraction: progress("loading weights", 0.95 * fraction),
     )
 
 
-def _open_weights(model_dir: Path, config: ModelConfig, quantization: str) -> TensorSource:
-    if quantization != "gguf":
-        return Checkpoint(model_dir)
+def _open_weights(
+    model_dir: Path, config: ModelConfig, quantization: str
+) -> tuple[TensorSource, str]:
+    """Return where the weights come from, and what ``auto`` turned out to be."""
     path = model_dir / GGUF_NAME
+    if quantization == "auto":
+        quantization = "gguf" if path.exists() else "none"
+        try:
+            return _open_weights(model_dir, config, quantization)
+        except ConfigError as error:
+            if quantization == "none":
+                raise
+            log.warning("what the GGUF file was converted to is computed instead: %s", error)
+            quantization = "none"
+    if quantization != "gguf":
+        return Checkpoint(model_dir), quantization
     if not path.exists():
         raise ConfigError(f"--quantization gguf needs a model that was a GGUF file: no {path}")
-    return GgufCheckpoint(path, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads)
+    heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
+    return GgufCheckpoint(path, **heads), quantization
 
 
 def _packed_bytes(model_dir: Path, quantization: str) -> int:
