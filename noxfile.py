@@ -25,6 +25,8 @@ SHARED_ENV = ROOT / ".nox" / "shared"
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 MINORS = ("3.11", "3.12", "3.13")
 LOWEST = ("trio", "quart-trio", "hypercorn", "pyzmq", "msgspec")
+# What only a session of its own runs.
+ELSEWHERE = "not soak and not gpu and not ecosystem"
 SERIAL = ("--durations=10", "-q")
 FLAKE8_ASYNC = (
     "--enable=ASYNC1",
@@ -105,19 +107,19 @@ def layers(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every room by itself: in memory, on a virtual clock, and each runner against transformers."""
     pytest(session, "tests", "--ignore=tests/property", "--ignore=tests/integration",
-           "-m", "not soak and not gpu")  # fmt: skip
+           "-m", ELSEWHERE)  # fmt: skip
 
 
 @nox.session(venv_backend="none")
 def property(session: nox.Session) -> None:
     """Hypothesis: state machines, round trips, histories with faults."""
-    pytest(session, "tests/property", "-m", "not soak and not gpu")
+    pytest(session, "tests/property", "-m", ELSEWHERE)
 
 
 @nox.session(venv_backend="none")
 def integration(session: nox.Session) -> None:
     """Real processes: the command, signals, kill -9 on either side, real clients."""
-    pytest(session, "tests/integration", "-m", "not soak and not gpu")
+    pytest(session, "tests/integration", "-m", ELSEWHERE)
 
 
 @nox.session(python=MINORS[1:])
@@ -125,8 +127,20 @@ def tests_without_torch(session: nox.Session) -> None:
     """The other Pythons, on the simulated engine, with neither torch nor transformers."""
     session.install("-q", *group("runtime-without-torch", "test"))
     session.install("-q", "--no-deps", "-C", "wheel.cmake=false", "-e", str(ROOT))
-    quick = "not soak and not gpu and not model and not slow"
+    quick = f"{ELSEWHERE} and not model and not slow"
     session.run("pytest", *SERIAL, "-m", quick, *session.posargs, env={"HYPOTHESIS_PROFILE": "dev"})
+
+
+@nox.session(venv_backend="venv")
+def ecosystem(session: nox.Session) -> None:
+    """Foreign clients, in an environment of their own, against a server of the shared one.
+
+    They warn about their own dependencies, which is no business of ours.
+    """
+    session.install("-q", "--no-compile", *group("test", "ecosystem"))
+    server = {"TRIOENGINE_SERVER_PYTHON": shared_python(session)}
+    session.run("pytest", *SERIAL, "-W", "default", "-p", "no:warnings", "-m", "ecosystem",
+                "tests/ecosystem", *session.posargs, env=server)  # fmt: skip
 
 
 @nox.session(venv_backend="venv")
@@ -140,7 +154,7 @@ def lowest(session: nox.Session) -> None:
     ]
     session.install("-q", *group("runtime-without-torch", "test"), *floors)
     session.install("-q", "--no-deps", "-C", "wheel.cmake=false", "-e", str(ROOT))
-    session.run("pytest", *SERIAL, "-m", "not soak and not gpu and not model", *session.posargs)
+    session.run("pytest", *SERIAL, "-m", f"{ELSEWHERE} and not model", *session.posargs)
 
 
 @nox.session(venv_backend="venv")
@@ -160,7 +174,7 @@ def sanitizers(session: nox.Session) -> None:
     env = sanitizer_environment(session)
     # A build that fails leaves the extension out, and its tests would be skipped.
     session.run("python", "-c", "import trioengine.engine_proc.native_runner._native", env=env)
-    quick = "not soak and not gpu and not model"
+    quick = f"{ELSEWHERE} and not model"
     target = session.posargs or ["tests/engine_proc/native_runner", "-m", quick]
     # Looking at a slow test's stack from another thread reads frames that are freed meanwhile.
     session.run("pytest", *SERIAL, "-o", "faulthandler_timeout=0", *target,
@@ -193,7 +207,8 @@ def accuracy(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes to hours: a million messages, ten million steps, thousands of histories."""
-    pytest(session, "tests", "-m", "not gpu", "-o", "faulthandler_timeout=0", profile="soak")
+    pytest(session, "tests", "-m", "not gpu and not ecosystem", "-o", "faulthandler_timeout=0",
+           profile="soak")  # fmt: skip
 
 
 @nox.session(venv_backend="none")
