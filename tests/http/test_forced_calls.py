@@ -40,3 +40,21 @@ async def test_a_forced_call_is_made(
         both = body_for(CHAT, tools=TOOLS, tool_choice=choice, guided_regex="a")
         refused = await world.api.post(CHAT, both)
         assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize(("strict", "status"), [(True, 400), (False, 200), (None, 200)])
+async def test_a_strict_function_is_called_to_the_letter_or_refused(
+    strict: bool | None, status: int, autojump_clock: MockClock
+) -> None:
+    unique = {"type": "array", "uniqueItems": True, "items": {"enum": [1]}, "maxItems": 2}
+    function = {"name": "one", "strict": strict, "parameters": {
+        "type": "object", "properties": {"n": unique}, "additionalProperties": False,
+    }}  # fmt: skip
+    tools = [{"type": "function", "function": function}]
+    async with open_world(running=True) as world:
+        body = body_for(CHAT, tools=tools, tool_choice="required", max_tokens=400)
+        call = await world.api.post(CHAT, body)
+        assert call.status == status, call.body
+        if status == 400:
+            assert call.error["param"] == "tools"
+            assert "uniqueItems" in call.error["message"]

@@ -14,6 +14,12 @@ CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
           "additionalProperties": False}  # fmt: skip
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+UNIQUE = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 4,
+          "uniqueItems": True}  # fmt: skip
+
+
+def format_of(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -56,6 +62,12 @@ async def test_an_answer_has_the_shape_asked_for(
             "response_format",
         ),
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": format_of(UNIQUE)}, "response_format"),
+        ({"response_format": format_of(UNIQUE, strict=None)}, "response_format"),
+        ({"response_format": format_of(UNIQUE, strict=True)}, "response_format"),
+        ({"response_format": format_of({}, strict=0)}, "response_format"),
+        ({"response_format": format_of({"type": "x"}, strict=False)}, "response_format"),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs"),
     ],
 )
 async def test_a_bad_specification_has_a_status_and_a_reason(
@@ -66,3 +78,14 @@ async def test_a_bad_specification_has_a_status_and_a_reason(
         assert (call.status, call.error["param"]) == (400, param), call.body
         assert call.error["message"]
         assert (await world.api.post(COMPLETION, body_for(COMPLETION))).status == 200
+
+
+async def test_what_need_not_be_strict_is_followed_as_far_as_it_can_be(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world(running=True) as world:
+        body = body_for(CHAT, max_tokens=400, response_format=format_of(UNIQUE, strict=False))
+        call = await world.api.post(CHAT, body)
+        values = json.loads(call.json["choices"][0]["message"]["content"])
+        assert set(values) <= {1, 2}
+        assert 2 <= len(values) <= 4

@@ -46,8 +46,19 @@ class ChatEndpoint:
         return ChatReplies(head, include_usage=job.include_usage)
 
 
-async def chat_job(front: Front, body: ChatCompletionRequest, limit: TokenLimit) -> Job:
+async def chat_job(
+    front: Front,
+    body: ChatCompletionRequest,
+    limit: TokenLimit,
+    shape: StructuredOutput | None = None,
+) -> Job:
     """Return the job that a chat asks for.
+
+    Args:
+        front: What the routes share.
+        body: The chat.
+        limit: Of output tokens.
+        shape: What the answer is to be, where ``body`` does not say it itself.
 
     Raises:
         InvalidRequestError: It asks for nothing that can be done.
@@ -56,13 +67,16 @@ async def chat_job(front: Front, body: ChatCompletionRequest, limit: TokenLimit)
     check_chat(body)
     max_sequences = front.client.admission.capacity
     params = checked_params(body, limit, info, max_sequences=max_sequences, num_prompts=1)
+    if shape is not None:
+        params = msgspec.structs.replace(params, structured=shape)
     prompt = await read_chat(front, body, truncator(body, limit, info))
     if prompt.bad_words:
         params = msgspec.structs.replace(params, bad_words_token_ids=prompt.bad_words)
     if prompt.tools is not None and prompt.tools.format in NEEDS_SPECIAL_TOKENS:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     if prompt.tools is not None and prompt.tools.schema is not None:
-        params = _forced(params, prompt.tools.schema)
+        strict = any(tool.function.strict for tool in body.tools or ())
+        params = _forced(params, prompt.tools.schema, lenient=not strict)
     details = await _details(front, body, prompt)
     return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 
@@ -100,14 +114,14 @@ async def _details(front: Front, body: ChatCompletionRequest, prompt: ChatPrompt
     )
 
 
-def _forced(params: SamplingParams, schema: str) -> SamplingParams:
-    """Let the answer be calls of that schema, whose keywords are enforced as far as they can be."""
+def _forced(params: SamplingParams, schema: str, *, lenient: bool) -> SamplingParams:
+    """Let the answer be calls of that schema."""
     if params.structured is not None:
         raise InvalidRequestError(
             "'tool_choice' cannot force a call where another shape is asked of the answer.",
             param="tool_choice",
         )
-    structured = StructuredOutput("json", schema, lenient=True, param="tools")
+    structured = StructuredOutput("json", schema, lenient=lenient, param="tools")
     return msgspec.structs.replace(params, structured=structured)
 
 

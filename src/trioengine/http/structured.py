@@ -2,6 +2,10 @@
 
 Pure. Schemas, expressions and grammars pass as text: the engine compiles them, and says what is
 wrong with one under the name that the client used. One request has one of them at most.
+
+A schema with ``strict`` true, or without ``strict``, is followed to the letter or refused. With
+``strict`` false it is followed as far as a grammar can, as OpenAI's best effort is: what cannot be
+enforced is passed over because the client has said that it may be.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
     from trioengine.http.schemas import GenerationRequest
 
-__all__ = ["read_structured"]
+__all__ = ["read_structured", "schema_shape"]
 
 _KINDS: Final[tuple[StructuredKind, ...]] = ("json", "regex", "choice", "grammar")
 _MAX_BYTES: Final = 8 * MAX_SCHEMA_CHARS  # of JSON; what it spells is bounded by its own limits
@@ -80,18 +84,35 @@ def _response_format(value: Any) -> StructuredOutput | None:
         return StructuredOutput("json_object", param=name)
     if kind == "json_schema":
         outer = value.get("json_schema")
-        schema = outer.get("schema") if isinstance(outer, dict) else None
-        if not isinstance(schema, dict):
-            raise InvalidRequestError(
-                "'response_format.json_schema.schema' must be a JSON schema (an object).",
-                param=name,
-            )
-        return _of_kind("json", schema, name)
+        said = outer if isinstance(outer, dict) else {}
+        return schema_shape(said.get("schema"), said.get("strict"), name, f"{name}.json_schema")
     raise InvalidRequestError(
         "'response_format.type' must be 'text', 'json_object' or 'json_schema'; structural tags "
         "are not supported by this server.",
         param=name,
     )
+
+
+def schema_shape(schema: Any, strict: Any, name: str, place: str) -> StructuredOutput:
+    """Return the shape that a schema of either endpoint's format asks for.
+
+    Args:
+        schema: As the client sent it.
+        strict: The same; see above.
+        name: The parameter, for errors.
+        place: Where within it the two stand.
+
+    Raises:
+        InvalidRequestError: One of them is not of its type.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(
+            f"'{place}.schema' must be a JSON schema (an object).", param=name
+        )
+    if not isinstance(strict, bool | None):
+        raise InvalidRequestError(f"'{place}.strict' must be true or false.", param=name)
+    spec = msgspec.json.encode(schema).decode()
+    return StructuredOutput("json", spec, lenient=strict is False, param=name)
 
 
 def _structured_outputs(value: Any) -> StructuredOutput | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 PATH = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 GREEDY = {"temperature": 0, "ignore_eos": True}
+SCHEMA = {
+    "type": "json_schema",
+    "name": "one",
+    "strict": True,
+    "schema": {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
 
 
 def events_of(call: Call) -> list[Any]:
@@ -106,6 +118,43 @@ async def test_it_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
         assert events_of(call)[-1].code == "cancelled"
 
 
+async def test_a_text_has_the_format_that_was_asked_for(autojump_clock: MockClock) -> None:
+    asked = {"format": SCHEMA, "verbosity": "low"}
+    call = await post(input="hello", max_output_tokens=100, text=asked)
+    whole = Response.model_validate(call.json)
+    assert json.loads(whole.output_text)["a"] in (1, 2)
+    assert whole.status == "completed"
+    assert call.json["text"] == asked
+    last = events_of(await post(input="hello", max_output_tokens=100, text=asked, stream=True))[-1]
+    assert last.response.text == whole.text
+    assert last.response.output_text == whole.output_text
+
+
+async def test_any_object_is_a_format_too(autojump_clock: MockClock) -> None:
+    text = {"format": {"type": "json_object"}}
+    call = await post(input="hello", max_output_tokens=100, text=text, temperature=1)
+    assert call.json["output"][0]["content"][0]["text"].startswith("{")
+    assert call.json["text"] == text
+    assert (await post(input="hello", max_output_tokens=1)).json["text"] == {
+        "format": {"type": "text"}
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_format_that_cannot_be_had_is_refused(
+    stream: bool, autojump_clock: MockClock
+) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    for strict in (True, None):
+        told = SCHEMA | {"schema": schema, "strict": strict}
+        call = await post(input="hello", text={"format": told}, stream=stream)
+        assert (call.status, call.error["param"]) == (400, "text.format"), call.body
+        assert "uniqueItems" in call.error["message"]
+    told = SCHEMA | {"schema": schema | {"maxItems": 0, "minItems": 0}, "strict": False}
+    call = await post(input="hello", text={"format": told}, stream=stream)
+    assert call.status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -122,7 +171,10 @@ async def test_it_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:
         ({"input": "a", "conversation": "c"}, "conversation"),
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "truncation": "auto"}, "truncation"),
-        ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"input": "a", "text": {"format": SCHEMA | {"name": None}}}, "text.format.name"),
+        ({"input": "a", "text": {"format": SCHEMA | {"strict": 1}}}, "text.format.strict"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "temperature": 9}, "temperature"),

@@ -82,10 +82,44 @@ def test_the_schema_of_forced_calls() -> None:
     schema = json.loads(calls_schema(use))
     assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, 16)
     weather, now = schema["items"]["anyOf"]
-    assert weather["properties"] == {"name": {"const": "get_weather"}, "arguments": CITY}
+    assert weather["properties"]["name"] == {"const": "get_weather"}
+    assert weather["properties"]["arguments"] == {"$ref": "#/$defs/0"}
+    assert schema["$defs"] == {"0": CITY, "1": {"type": "object"}}
     assert weather["required"] == ["name", "arguments"]
     assert weather["additionalProperties"] is False
-    assert now["properties"]["arguments"] == {"type": "object"}
+    assert now["properties"]["arguments"] == {"$ref": "#/$defs/1"}
     one = read_tools([WEATHER, NOW], "required", False)
     assert one is not None
     assert json.loads(calls_schema(one))["maxItems"] == 1
+
+
+def test_what_a_function_takes_may_refer_to_itself() -> None:
+    inner = {"$id": "https://example.com/x", "$ref": "#/y"}
+    takes = {
+        "properties": {
+            "a": {"$ref": "#/$defs/a"}, "b": {"$ref": "#"}, "c": inner, "$ref": {"$ref": "else#/a"},
+            "d": {"anyOf": [{"$ref": "#/$defs/a"}], "const": {"$ref": "#/z"}},
+        },
+        "$defs": {"a": {"type": "null"}},
+    }  # fmt: skip
+    use = read_tools([tool("f", parameters=takes)], "required", None)
+    assert use is not None
+    assert json.loads(calls_schema(use))["$defs"]["0"] == {
+        "properties": {
+            "a": {"$ref": "#/$defs/0/$defs/a"}, "b": {"$ref": "#/$defs/0"}, "c": inner,
+            "$ref": {"$ref": "else#/a"},
+            "d": {"anyOf": [{"$ref": "#/$defs/0/$defs/a"}], "const": {"$ref": "#/z"}},
+        },
+        "$defs": {"a": {"type": "null"}},
+    }  # fmt: skip
+
+
+def test_what_a_function_takes_may_be_too_deep() -> None:
+    takes: dict[str, Any] = {}
+    for _ in range(3000):
+        takes = {"not": takes}
+    use = read_tools([tool("f", parameters=takes)], "required", None)
+    assert use is not None
+    with pytest.raises(InvalidRequestError) as caught:
+        calls_schema(use)
+    assert caught.value.param == "tools"

@@ -12,7 +12,7 @@ from trioengine.http.chat import chat_job
 from trioengine.http.checks import TokenLimit
 from trioengine.http.generate import generate
 from trioengine.http.responses.replies import ResponseReplies, response_head
-from trioengine.http.responses.request import ResponseRequest, as_chat
+from trioengine.http.responses.request import ResponseRequest, as_chat, text_shape
 
 if TYPE_CHECKING:
     from trioengine.http.convert import Job
@@ -40,7 +40,7 @@ class _ResponseEndpoint:
         )
         chat = as_chat(self._body)
         try:
-            return await chat_job(front, chat, limit)
+            return await chat_job(front, chat, limit, text_shape(self._body))
         except InvalidRequestError as error:
             if error.param is not None and error.param.startswith("messages"):
                 error.param = "input"  # the name that the client used

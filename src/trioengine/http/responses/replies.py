@@ -206,7 +206,7 @@ class ResponseReplies:
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}} | _told_text(body),
             "tool_choice": body.tool_choice or "auto",
             "tools": [_told_tool(tool) for tool in body.tools or ()],
             "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -280,6 +280,11 @@ def _call_item(call: MadeCall) -> Item:
         "arguments": call.arguments,
         "status": "completed",
     }
+
+
+def _told_text(body: ResponseRequest) -> Item:
+    said: Item = {} if body.text is None else msgspec.to_builtins(body.text)
+    return said
 
 
 def _told_tool(tool: Any) -> Item:

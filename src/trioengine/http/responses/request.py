@@ -19,6 +19,7 @@ from trioengine.http.schemas import (
     StreamOptions,
     ToolCall,
 )
+from trioengine.http.structured import schema_shape
 from trioengine.http.tools.request import (
     FunctionTool,
     NamedChoice,
@@ -26,8 +27,9 @@ from trioengine.http.tools.request import (
     Tool,
     ToolChoice,
 )
+from trioengine.structured import StructuredOutput
 
-__all__ = ["ResponseRequest", "as_chat"]
+__all__ = ["ResponseRequest", "as_chat", "text_shape"]
 
 MAX_ITEMS: Final = 16_384
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
@@ -70,13 +72,17 @@ class FunctionChoice(msgspec.Struct, kw_only=True):
     name: str
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
-    """``text.format``."""
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """``text.format``; a JSON schema stands in it flat, as everything here."""
 
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-class TextOptions(msgspec.Struct, kw_only=True):
+class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``text``."""
 
     format: TextFormat | None = None
@@ -149,6 +155,23 @@ def as_chat(body: ResponseRequest) -> ChatCompletionRequest:
     )
 
 
+def text_shape(body: ResponseRequest) -> StructuredOutput | None:
+    """Return what shape ``text.format`` asks for; ``None`` for any.
+
+    Raises:
+        InvalidRequestError: There is no schema or no name where there has to be.
+    """
+    name = "text.format"
+    asked = body.text.format if body.text is not None else None
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return StructuredOutput("json_object", param=name)
+    if asked.name is None:
+        raise InvalidRequestError(f"'{name}.name' is required.", param=f"{name}.name")
+    return schema_shape(asked.schema, asked.strict, name, name)
+
+
 def _refuse(body: ResponseRequest) -> None:
     for name in ("previous_response_id", "conversation"):
         if getattr(body, name) is not None:
@@ -157,12 +180,7 @@ def _refuse(body: ResponseRequest) -> None:
                 "conversation as 'input'.",
                 param=name,
             )
-    kind = body.text.format.type if body.text is not None and body.text.format else "text"
-    refused = {
-        "background": body.background,
-        "truncation": body.truncation == "auto",
-        "text.format": kind != "text",
-    }
+    refused = {"background": body.background, "truncation": body.truncation == "auto"}
     for name, asked in refused.items():
         if asked:
             raise InvalidRequestError(

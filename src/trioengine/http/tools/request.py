@@ -111,22 +111,56 @@ def read_tools(
 
 
 def calls_schema(use: ToolUse) -> str:
-    """Return the JSON schema of a list of calls of the forced functions."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in use.forced
-    ]
+    """Return the JSON schema of a list of calls of the forced functions.
+
+    What a function takes is a document of its own to whoever wrote it: where its parts refer to one
+    another they find each other here, too.
+
+    Raises:
+        InvalidRequestError: It is nested too deeply.
+    """
+    try:
+        return json.dumps(_calls_schema(use))
+    except RecursionError:
+        raise InvalidRequestError("'tools' are nested too deeply.", param="tools") from None
+
+
+def _calls_schema(use: ToolUse) -> dict[str, Any]:
+    calls, takes = [], {}
+    for number, tool in enumerate(use.forced):
+        place = f"#/$defs/{number}"
+        takes[str(number)] = _moved(tool.function.parameters or {"type": "object"}, place)
+        properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": place}}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            }
+        )
     most = MAX_FORCED_CALLS if use.parallel else 1
     items = {"anyOf": calls}
-    return json.dumps({"type": "array", "items": items, "minItems": 1, "maxItems": most})
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": most, "$defs": takes}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references to itself hold where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict) or "$id" in schema:  # one with an address refers to that
+        return schema
+    moved = {
+        name: value if name in _NO_SCHEMAS else _moved(value, place)
+        for name, value in schema.items()
+    }
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+_NO_SCHEMAS: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def _check_names(tools: Sequence[Tool]) -> None:
