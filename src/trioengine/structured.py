@@ -17,8 +17,11 @@ __all__ = [
     "MAX_GRAMMAR_CHARS",
     "MAX_REGEX_CHARS",
     "MAX_SCHEMA_CHARS",
+    "THOUGHT_BEGIN",
+    "THOUGHT_END",
     "StructuredKind",
     "StructuredOutput",
+    "Thought",
 ]
 
 MAX_SCHEMA_CHARS: Final = 64 * 1024
@@ -26,6 +29,11 @@ MAX_GRAMMAR_CHARS: Final = 64 * 1024
 MAX_REGEX_CHARS: Final = 4096
 MAX_CHOICES: Final = 1024
 
+THOUGHT_BEGIN: Final = "<think>"
+THOUGHT_END: Final = "</think>"
+"""Between them stands what a model thinks before it answers."""
+
+Thought = Literal["none", "optional", "open"]
 StructuredKind = Literal["json_object", "json", "regex", "choice", "grammar"]
 
 _MAX_CHARS: Final[dict[str, int]] = {
@@ -47,6 +55,8 @@ class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
             GBNF. ``json_object``: empty; any JSON object will do.
         lenient: Keywords of a schema that cannot be enforced are passed over instead of refused.
         param: Under which name the client asked for it, for errors.
+        thought: What comes before what has this shape. ``open``: the rest of a thought that the
+            prompt has begun. ``optional``: a whole thought, if the model begins with one.
 
     Raises:
         InvalidRequestError: It is empty, or longer than its kind may be.
@@ -56,6 +66,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     spec: str = ""
     lenient: bool = False
     param: str = "structured_outputs"
+    thought: Thought = "none"
 
     def __post_init__(self) -> None:
         if self.kind != "json_object" and not self.spec.strip():

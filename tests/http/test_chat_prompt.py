@@ -154,3 +154,66 @@ async def test_a_thought_in_a_message_that_goes_on(
         message = got["choices"][0]["message"]
         assert bool(message.get("reasoning_content")) is inside
         assert bool(message["content"]) is not inside
+
+
+PREFILLED = {"continue_final_message": True}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "thought"),
+    [
+        (USER, {}, "open"),
+        (USER, {"include_reasoning": False}, "open"),
+        (USER, {"chat_template_kwargs": {"enable_thinking": False}}, "none"),
+        (USER, {"chat_template_kwargs": {"enable_thinking": True}}, "optional"),
+        (USER, {"add_generation_prompt": False}, "optional"),
+        (PREFILL, PREFILLED, "none"),
+        (PREFILL | {"content": "<think>so "}, PREFILLED, "open"),
+        (PREFILL | {"content": "<think>"}, PREFILLED, "open"),
+        (PREFILL | {"content": "<think>so</think>"}, PREFILLED, "none"),
+        (PREFILL | {"content": "<think>so</think>\n\n{"}, PREFILLED, "none"),
+    ],
+)
+@pytest.mark.parametrize("way", ["schema", "regex", "call"])
+async def test_a_shape_is_that_of_what_follows_the_thought(
+    last: dict[str, str],
+    fields: dict[str, Any],
+    thought: str,
+    way: str,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_template(monkeypatch, THINKING)
+    tool = {"type": "function", "function": {"name": "now"}}
+    shapes: dict[str, dict[str, Any]] = {
+        "schema": {"response_format": {"type": "json_object"}},
+        "regex": {"structured_outputs": {"regex": "a+"}},
+        "call": {"tools": [tool], "tool_choice": "required"},
+    }
+    async with open_world() as world:
+        call = world.start("POST", CHAT, {"messages": [USER, last], **fields, **shapes[way]})
+        await world.settle()
+        assert world.engine.sent, call.body
+        add = world.engine.sent[0]
+        assert isinstance(add, Add)
+        assert add.params.structured is not None
+        assert add.params.structured.thought == thought
+        call.disconnect()
+
+
+async def test_a_thought_may_be_anything(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_template(monkeypatch, THINKING)
+    shape = {"structured_outputs": {"choice": ["yes"]}}
+    body = {"messages": [USER], "max_tokens": 6, **shape}
+    message = (await answer(body))["choices"][0]["message"]
+    assert message["content"] == ""
+    assert len(message["reasoning_content"].split()) == 6
+    over = body | {"chat_template_kwargs": {"enable_thinking": False}}
+    assert (await answer(over))["choices"][0]["message"]["content"] == "yes"
+
+
+async def test_a_model_that_does_not_think_answers_at_once(autojump_clock: MockClock) -> None:
+    body = {"messages": [USER], "structured_outputs": {"choice": ["yes"]}, "max_tokens": 6}
+    assert (await answer(body))["choices"][0]["message"]["content"] == "yes"

@@ -77,6 +77,9 @@ async def chat_job(
     if prompt.tools is not None and prompt.tools.schema is not None:
         strict = any(tool.function.strict for tool in body.tools or ())
         params = _forced(params, prompt.tools.schema, lenient=not strict)
+    if prompt.thinking is not None and params.structured is not None:
+        shape = prompt.thinking.before(params.structured)
+        params = msgspec.structs.replace(params, structured=shape)
     details = await _details(front, body, prompt)
     return make_job(body, params, [prompt.token_ids], limit, info, model, details)
 

@@ -160,11 +160,11 @@ def _thinking(
 ) -> Thinking | None:
     if not _mentions(tokenizer, template, reasoning.END):
         return None
+    told = body.include_reasoning is not False
     if body.continue_final_message:
-        inside = reasoning.is_open(read)
-    else:
-        inside = read.rstrip().endswith(reasoning.BEGIN)
-    return Thinking(inside, told=body.include_reasoning is not False)
+        return Thinking(reasoning.is_open(read), told)
+    inside, over = (read.rstrip().endswith(mark) for mark in (reasoning.BEGIN, reasoning.END))
+    return Thinking(inside, told, may_begin=not (inside or over))
 
 
 def _mentions(tokenizer: Tokenizer, template: str | None, word: str) -> bool:

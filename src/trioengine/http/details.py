@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from trioengine.http.logprobs import (
     TextOffsets,
     TokenNames,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from trioengine.http.logprobs import ChatLogprobs, CompletionLogprobs
     from trioengine.http.tools.reader import MadeCall, ToolReading
     from trioengine.outputs import RequestOutput, TokenLogprob
+    from trioengine.structured import StructuredOutput
     from trioengine.text.vocabulary import Vocabulary
 
 __all__ = ["Details", "Piece", "Prompt", "Reason", "Story", "Thinking"]
@@ -50,10 +53,18 @@ class Thinking:
     Attributes:
         inside: The prompt ends in the middle of a thought.
         told: Whether the client wants to know.
+        may_begin: The prompt leaves it to the model whether to think.
     """
 
     inside: bool
     told: bool
+    may_begin: bool = False
+
+    def before(self, shape: StructuredOutput) -> StructuredOutput:
+        """Return the shape of an answer, and of the thought that may come before it."""
+        if self.inside:
+            return msgspec.structs.replace(shape, thought="open")
+        return msgspec.structs.replace(shape, thought="optional" if self.may_begin else "none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

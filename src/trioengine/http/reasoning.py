@@ -10,10 +10,12 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
+from trioengine.structured import THOUGHT_BEGIN, THOUGHT_END
+
 __all__ = ["BEGIN", "END", "ReasoningSplitter", "Split", "is_open"]
 
-BEGIN: Final = "<think>"
-END: Final = "</think>"
+BEGIN: Final = THOUGHT_BEGIN
+END: Final = THOUGHT_END
 
 
 class Split(NamedTuple):

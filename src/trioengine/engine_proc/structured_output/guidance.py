@@ -11,6 +11,7 @@ import msgspec
 from trioengine.engine_proc.structured_output.grammar import Grammar, grammar_error
 from trioengine.engine_proc.structured_output.json_schema import WHITESPACE, prepared_schema
 from trioengine.engine_proc.structured_output.regex_bounds import check_regex
+from trioengine.engine_proc.structured_output.thoughts import after_thought
 from trioengine.errors import InvalidRequestError
 from trioengine.structured import MAX_CHOICES
 
@@ -57,7 +58,7 @@ class GuidanceCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         param = structured.param
-        text = _grammar_text(structured)
+        text = after_thought(_grammar_text(structured), structured.thought, self._tokenizer)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**_BOUNDS))
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()  # the first is the dearest: here nobody waits for it
