@@ -165,7 +165,8 @@ def main(argv: Sequence[str]) -> None:
         print(f"{last.name:26} {figures}")
     runner.close()
     if args.json is not None:
-        args.json.write_bytes(msgspec.json.encode({"machine": machine, "steps": results}))
+        report = {"runner": runner.model.runner, "machine": machine, "steps": results}
+        args.json.write_bytes(msgspec.json.encode(report))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
     python benchmarks/regression.py            # exits with 1 where a ratio fell below 0.85
     python benchmarks/regression.py --store    # measure, and keep these from now on
-    python benchmarks/regression.py --only W1 FE
+    python benchmarks/regression.py --only W1 FE steps
 
 What is compared are ratios to something measured in the same minutes on the same machine, never
-figures: W1 to W4 as fractions of the machine's floor, as `trioengine bench serve` tells them; FE,
-whose model is of next to no size, as a fraction of the chunks that one thread of Python encodes and
-writes when it does nothing else. They are stored by runner and instruction set.
+figures: W1 to W4 and single steps as fractions of the machine's floor, as `trioengine bench serve`
+and `native_step.py` tell them; online, the server beside the library on the same workload, in
+turns; FE, whose model is of next to no size, as a fraction of the chunks that one thread of Python
+encodes and writes when it does nothing else. They are stored by runner and instruction set.
 """
 
 from __future__ import annotations
@@ -15,20 +16,29 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from tiny_model import write_tiny_model
+
+from trioengine.models.command import model_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 STORED: Final = Path(__file__).parent / "stored_ratios.json"
 TOLERATED: Final = 0.85
 WORKLOADS: Final = ("W1", "W2", "W3", "W4")
 FRONT_END: Final = "FE"
+ONLINE: Final = "online"
+STEPS: Final = "steps"
+IN_TURN: Final = ("W2", "W3")  # what online and offline are compared on
 CHUNKS: Final = 20_000
 BURST: Final = 64  # chunks between two reads at the other end
 
@@ -56,13 +66,22 @@ def _write_chunks(
     return time.perf_counter() - begin_s
 
 
-def bench(*arguments: str) -> Any:
-    """Return the report of one ``trioengine bench serve``."""
+def report_of(*command: str) -> Any:
+    """Return the JSON that a command of ours writes."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
-        command = [sys.executable, "-m", "trioengine", "bench", "serve", *arguments]
-        subprocess.run([*command, "--json", str(path)], check=True)
+        subprocess.run([sys.executable, *command, "--json", str(path)], check=True)
         return json.loads(path.read_bytes())
+
+
+def bench(kind: str, *arguments: str) -> Any:
+    """Return the report of one ``trioengine bench``."""
+    return report_of("-m", "trioengine", "bench", kind, *arguments)
+
+
+def tokens_per_s(report: Any) -> float:
+    """Return the median of a report on one workload."""
+    return float(report["results"][0]["spreads"]["tok_s"]["median"])
 
 
 def runner_of(report: Any) -> str:
@@ -71,25 +90,62 @@ def runner_of(report: Any) -> str:
     return f"{name})" if "(" in name and rest else name
 
 
-def measure(only: list[str], repeat: int) -> tuple[str, dict[str, float]]:
-    """Return what computed, and the ratio of each workload."""
+def workloads(names: Sequence[str], repeat: int) -> tuple[str, dict[str, float]]:
+    """Return what computed, and the fraction of the floor of each workload."""
+    report = bench("serve", "--workloads", *names, "--repeat", str(repeat))
+    fractions = {r["workload"]["name"]: r["fractions"]["tok_s"] for r in report["results"]}
+    return runner_of(report), fractions
+
+
+def front_end(repeat: int) -> tuple[str, dict[str, float]]:
+    """Return what computed, and the tokens that went out for each that Python could write."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_tiny_model(Path(directory), model_path())
+        most = chunks_per_second()
+        arguments = ("--model", directory, "--no-floor", "--repeat", str(repeat))
+        report = bench("serve", "--workloads", FRONT_END, *arguments)
+    return runner_of(report), {FRONT_END: tokens_per_s(report) / most}
+
+
+def online(repeat: int) -> tuple[str, dict[str, float]]:
+    """Return what computed, and the median of online / offline over pairs run in turn."""
     ratios: dict[str, float] = {}
     runner = ""
-    if names := [name for name in WORKLOADS if name in only]:
-        report = bench("--workloads", *names, "--repeat", str(repeat))
-        runner = runner_of(report)
-        for result in report["results"]:
-            ratios[result["workload"]["name"]] = result["fractions"]["tok_s"]
-    if FRONT_END in only:
-        from trioengine.models.command import model_path
+    for name in IN_TURN:
+        arguments = ("--workloads", name, "--repeat", "1", "--no-floor")
+        pairs = []
+        for _ in range(repeat):
+            served = bench("serve", *arguments)
+            pairs.append(tokens_per_s(served) / tokens_per_s(bench("offline", *arguments)))
+            runner = runner_of(served)
+        ratios[f"{ONLINE} {name}"] = statistics.median(pairs)
+    return runner, ratios
 
-        with tempfile.TemporaryDirectory() as directory:
-            write_tiny_model(Path(directory), model_path())
-            most = chunks_per_second()
-            arguments = ("--model", directory, "--no-floor", "--repeat", str(repeat))
-            report = bench("--workloads", FRONT_END, *arguments)
-        runner = runner or runner_of(report)
-        ratios[FRONT_END] = report["results"][0]["spreads"]["tok_s"]["median"] / most
+
+def steps() -> tuple[str, dict[str, float]]:
+    """Return what computed, and the fraction of the floor of each step."""
+    report = report_of(str(Path(__file__).parent / "native_step.py"), str(model_path()))
+    return report["runner"], {
+        f"{STEPS} {case['name']}": case["floor_ms"] / case["step_ms"] for case in report["steps"]
+    }
+
+
+def measure(only: list[str], repeat: int) -> tuple[str, dict[str, float]]:
+    """Return what computed, and the ratios asked for."""
+    runner = ""
+    ratios: dict[str, float] = {}
+    measured: list[Callable[[], tuple[str, dict[str, float]]]] = []
+    if names := [name for name in WORKLOADS if name in only]:
+        measured.append(lambda: workloads(names, repeat))
+    if FRONT_END in only:
+        measured.append(lambda: front_end(repeat))
+    if ONLINE in only:
+        measured.append(lambda: online(repeat))
+    if STEPS in only:
+        measured.append(steps)
+    for take in measured:
+        runner, more = take()
+        ratios |= more
     return runner, ratios
 
 
@@ -108,7 +164,7 @@ def compare(stored: dict[str, float], ratios: dict[str, float]) -> list[str]:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    every = [*WORKLOADS, FRONT_END]
+    every = [*WORKLOADS, FRONT_END, ONLINE, STEPS]
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--store", action="store_true")
