@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers import tiny_gguf, tiny_tokenizers
+from helpers import tiny_gguf
 from trioengine.models import pipeline
 from trioengine.models.pipeline import prepare_model
 from trioengine.models.resolve import DEFAULT_MODEL, prepared_dir, resolve_model
@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 
 def no_progress(phase: str, fraction: float) -> None:
     pass
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cache"
-    monkeypatch.setenv("TRIOENGINE_CACHE_DIR", str(path))
-    return path
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    path = tiny_tokenizers.save(tiny_tokenizers.byte_level(), tmp_path / "checkpoint")
-    (path / "config.json").write_text("{}")
-    return path
-
-
-@pytest.fixture
-def gguf(tmp_path: Path) -> Path:
-    return tiny_gguf.write(tmp_path / "a model.gguf", {"general.architecture": "llama"})
 
 
 def test_a_directory_is_itself(checkpoint: Path) -> None:

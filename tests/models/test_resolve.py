@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers import tiny_gguf, tiny_tokenizers
+from helpers import tiny_gguf
 from trioengine.errors import ConfigError
 from trioengine.models import resolve
 from trioengine.models.resolve import ModelKind, checkpoint_place, prepared_dir, resolve_model
@@ -15,25 +15,6 @@ from trioengine.models.table import PACKAGED_MODELS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "cache"
-    monkeypatch.setenv("TRIOENGINE_CACHE_DIR", str(path))
-    return path
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    path = tiny_tokenizers.save(tiny_tokenizers.byte_level(), tmp_path / "checkpoint")
-    (path / "config.json").write_text("{}")
-    return path
-
-
-@pytest.fixture
-def gguf(tmp_path: Path) -> Path:
-    return tiny_gguf.write(tmp_path / "a model.gguf", {"general.architecture": "llama"})
 
 
 def test_a_directory(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
