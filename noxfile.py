@@ -205,10 +205,18 @@ def accuracy(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def histories(session: nox.Session) -> None:
+    """100,000 histories of a whole server with faults, on every core; `-- N` for another number."""
+    session.run(shared_python(session), str(ROOT / "tests" / "soak_histories.py"),
+                *session.posargs, external=True)  # fmt: skip
+
+
+@nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """Minutes to hours: a million messages, ten million steps, thousands of histories."""
-    pytest(session, "tests", "-m", "not gpu and not ecosystem", "-o", "faulthandler_timeout=0",
-           profile="soak")  # fmt: skip
+    """Minutes to hours: a million messages, ten million steps, 100,000 histories a property."""
+    session.run(shared_python(session), str(ROOT / "tests" / "soak_histories.py"), external=True)
+    pytest(session, "tests", "-m", "not gpu", "-o", "faulthandler_timeout=0",
+           "--deselect=tests/property/test_server_histories.py", profile="soak")  # fmt: skip
 
 
 @nox.session(venv_backend="none")

@@ -7,9 +7,9 @@ import signal
 
 from hypothesis import settings
 
-settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
-settings.register_profile("soak", max_examples=5_000, deadline=None)
+settings.register_profile("dev", max_examples=100, deadline=None)
+settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
+settings.register_profile("soak", max_examples=100_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # A runner in the background hands signals down ignored, and real processes under test inherit that.

@@ -311,7 +311,10 @@ class Server:
 
     async def _drain(self) -> None:
         """End what runs, in the order that costs the least, each step with its bound."""
-        if not self.ready.is_set() or self.status.dead.is_set():
+        if not self.ready.is_set():
+            return
+        if self.status.dead.is_set():
+            await self._tell_of_death()
             return
         with trio.move_on_after(self.config.drain_timeout_s):
             await self._end_http()
@@ -323,6 +326,14 @@ class Server:
             with trio.move_on_after(CUT_S):
                 await self._http_ended.wait()
         await self._see_engine_out()
+
+    async def _tell_of_death(self) -> None:
+        """Asked to stop just when the engine has died: its requests are told of that first."""
+        with trio.move_on_after(TOLD_S):
+            await self.client.wait_idle()  # within 50 ms of the death
+            if self._http is not None:
+                self._http.begin_shutdown()
+                await self._http_ended.wait()
 
     async def _end_http(self) -> None:
         """Wait until nothing runs, then until every client has its answer."""

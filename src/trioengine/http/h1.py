@@ -30,7 +30,7 @@ from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
 
-from trioengine.errors import InternalError
+from trioengine.errors import InternalError, UnavailableError
 from trioengine.http.errors import error_body, error_response
 from trioengine.http.request_head import body_too_large, check_request_head, malformed
 
@@ -133,12 +133,17 @@ class Inbox:
 class OneShapeStream(HTTPStream):
     """An ASGI exchange whose last-resort 500 has a body like every other error."""
 
+    context: ServerContext
+
     async def _send_error_response(self, status_code: int) -> None:
         # Also sent, to nobody, when the app was cancelled because its client had gone. So nothing
         # is logged here; an app that failed was logged by Hypercorn.
-        body = error_body(InternalError("The server failed to handle this request."))
+        # A server that leaves at once cancels its apps, too: that is not a failure, but a goodbye.
+        error = _goodbye() if self.context.draining else _failure()
+        body = error_body(error)
         headers = [*_content(body), (b"connection", b"close")]
-        await self.send(Response(stream_id=STREAM_ID, headers=headers, status_code=status_code))
+        head = Response(stream_id=STREAM_ID, headers=headers, status_code=error.http_status)
+        await self.send(head)
         if self.scope["method"] != "HEAD":
             await self.send(Body(stream_id=STREAM_ID, data=body))
         await self.send(EndBody(stream_id=STREAM_ID))
@@ -331,6 +336,14 @@ class Http1Protocol(H11Protocol):
         )
         if rest := ahead.lstrip(_BLANK):
             self.connection.receive_data(rest)
+
+
+def _failure() -> TrioEngineError:
+    return InternalError("The server failed to handle this request.")
+
+
+def _goodbye() -> TrioEngineError:
+    return UnavailableError("the server is shutting down", code="draining")
 
 
 def _content(body: bytes) -> list[tuple[bytes, bytes]]:

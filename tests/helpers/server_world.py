@@ -1,0 +1,355 @@
+"""A whole server under a history: its clients, what is done to it, and how it is seen to its end.
+
+Between two operations everything that can run has run, and what must hold at any time is checked.
+When the history is over, what was held back arrives, everybody reads, the engine works off what it
+has, and the server is asked to stop if it was not.
+"""
+
+from __future__ import annotations
+
+import collections
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from helpers.memory_server import MemoryServer, open_server
+from helpers.server_operations import (
+    CHAT,
+    Cancel,
+    Die,
+    Hold,
+    Leave,
+    Nudge,
+    Pass,
+    Probe,
+    Read,
+    Release,
+    SpoilFrame,
+    Stall,
+    Step,
+    Stop,
+    Submit,
+)
+from helpers.socket_visitor import SocketVisitor, post, read_answer
+from helpers.wired_engine import at_phase
+from trioengine.client.engine_status import EngineState
+from trioengine.client.sequence import SequenceState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from helpers.server_operations import Operation
+    from helpers.socket_visitor import Answer
+
+__all__ = ["SEED", "WORDS", "Request", "World", "open_world"]
+
+SEED = 3
+WORDS = "to be or not to be that is the question"
+FOREVER_S = 60.0  # far beyond every bound of the server under test
+
+
+class Request:
+    """One request, as its client sees it.
+
+    Attributes:
+        submit: What is asked for.
+        visitor: Its connection.
+        rest: What has not been sent.
+        left: The client has gone, or said that it would send nothing more.
+        cancelled: Somebody asked to cancel it.
+        gone_on: Its connection carries a later request.
+        was_lazy: It left something unread for a while.
+        began_s: When it was submitted.
+    """
+
+    def __init__(self, submit: Submit, visitor: SocketVisitor, number: int) -> None:
+        self.submit = submit
+        self.visitor = visitor
+        self.left = self.cancelled = self.gone_on = self.second = False
+        self.was_lazy = self.lazy = submit.lazy
+        self.began_s = trio.current_time()
+        self.answer: Answer | None = None
+        data = post(submit.path, _body(submit, number))
+        half = len(data) - 20 if submit.late_body else len(data)
+        self.rest = data[half:]
+        visitor.received = b""
+        visitor.send(data[:half])
+
+    def look(self) -> None:
+        """Read, unless it is lazy."""
+        if not self.left and not self.gone_on:
+            if not self.lazy:
+                self.visitor.read()
+            self.answer = read_answer(self.visitor.received)
+
+    @property
+    def answered(self) -> bool:
+        """The answer is whole."""
+        return self.answer is not None and self.answer.complete
+
+    @property
+    def pending(self) -> bool:
+        """The client waits for (the rest of) its answer."""
+        return not (self.left or self.answered or self.gone_on or self.visitor.end)
+
+    def finish_sending(self) -> None:
+        """Send what is left of the body."""
+        rest, self.rest = self.rest, b""
+        if rest:
+            self.visitor.send(rest)
+
+
+def _body(submit: Submit, number: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "n": submit.num_choices,
+        "max_tokens": submit.max_tokens,
+        "seed": SEED,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "stream": submit.stream,
+        "priority": submit.priority,
+        "user": f"client {number}",
+    }
+    if submit.timeout_s is not None:
+        body["timeout"] = submit.timeout_s
+    text = WORDS[: submit.prompt_size]
+    if submit.path == CHAT:
+        return {"messages": [{"role": "user", "content": text}], **body}
+    return {"prompt": text, **body}
+
+
+class World:
+    """A server and all that its clients have done.
+
+    Attributes:
+        memory: The server.
+        requests: In the order in which they were made.
+        probes: Connections of probes and cancellations, with the path asked for.
+        died: The engine was killed or has failed, or its wire was spoilt.
+        asked: The server was asked to stop.
+        cut_short: It was told to leave at once.
+        stalled: The engine looked stalled at some time.
+        finishing: The history is over, and everything is to end.
+    """
+
+    def __init__(self, memory: MemoryServer) -> None:
+        self.memory = memory
+        self.requests: list[Request] = []
+        self.probes: list[tuple[str, SocketVisitor]] = []
+        self.died = self.asked = self.cut_short = self.stalled = self.finishing = False
+        self.tasks = living_tasks()
+
+    async def apply(self, operation: Operation) -> None:
+        """Carry out one operation, let everything run that can, and check."""
+        self._act(operation)
+        if isinstance(operation, Pass):
+            await trio.sleep(operation.seconds)
+        elif isinstance(operation, Step):
+            for _ in range(operation.turns):
+                await wait_all_tasks_blocked()
+                self.memory.engine.wired.turn()
+        await self.settle()
+        self.check_promptness()
+
+    async def settle(self) -> None:
+        """Let everything run that can, and clients read."""
+        await wait_all_tasks_blocked()
+        for request in self.requests:
+            request.look()
+        for _, visitor in self.probes:
+            visitor.read()
+
+    def _act(self, operation: Operation) -> None:
+        engine = self.memory.engine
+        wired = engine.wired
+        match operation:
+            case Submit():
+                self._submit(operation)
+            case Leave():
+                self._leave(operation)
+            case Read() if self.requests:
+                self._pick(operation.reader).visitor.read(operation.most)
+            case Nudge() if self.requests:
+                self._nudge(self._pick(operation.sender))
+            case Cancel() if self.requests:
+                self._cancel(self._pick(operation.victim))
+            case Probe():
+                self._probe(operation.path)
+            case Hold() if not wired.dead:
+                wired.to_engine.held |= operation.to_engine
+                wired.to_client.held |= operation.to_client
+            case Release():
+                if operation.phase is not None:
+                    at_phase(wired, operation.phase, wired.release)
+                wired.release()
+            case Stall():
+                engine.looks_stalled = operation.on
+                self.stalled |= operation.on
+            case Die() if not wired.dead:
+                self._die(operation)
+            case SpoilFrame() if not wired.dead:
+                self.died = True
+                (wired.to_engine if operation.to_engine else wired.to_client).spoil(operation.how)
+            case Stop():
+                self._stop()
+
+    def _pick(self, index: int) -> Request:
+        return self.requests[-1 - index % len(self.requests)]
+
+    def _submit(self, submit: Submit) -> None:
+        visitor = self._kept() if submit.keep else None
+        if visitor is None:
+            visitor = SocketVisitor(self.memory.path)
+        self.requests.append(Request(submit, visitor, len(self.requests)))
+
+    def _kept(self) -> SocketVisitor | None:
+        """Return a connection that is free for another request."""
+        for request in self.requests:
+            free = request.answered and not request.left and not request.gone_on
+            if free and not request.second and request.visitor.end is None:
+                request.gone_on = True
+                return request.visitor
+        return None
+
+    def _leave(self, leave: Leave) -> None:
+        if not self.requests:
+            return
+        victim = self._pick(leave.victim)
+
+        def go() -> None:
+            victim.left = True
+            if leave.half:
+                victim.visitor.half_close()
+            else:
+                victim.visitor.close()
+
+        if victim.left or victim.gone_on:
+            return
+        if leave.phase is None:
+            go()
+        else:
+            at_phase(self.memory.engine.wired, leave.phase, go)
+
+    def _nudge(self, request: Request) -> None:
+        if request.rest:
+            request.finish_sending()
+        elif request.pending and not request.second:
+            request.second = True
+            request.visitor.send(b"GET /health/live HTTP/1.1\r\nHost: t\r\n\r\n")
+
+    def _cancel(self, request: Request) -> None:
+        response_id = request.visitor.response_id
+        if response_id is not None and not request.gone_on:
+            request.cancelled = True
+            self._ask(f"/v1/requests/{response_id}/cancel", b"POST")
+
+    def _probe(self, path: str) -> None:
+        self._ask(path, b"GET")
+
+    def _ask(self, path: str, method: bytes) -> None:
+        visitor = SocketVisitor(self.memory.path)
+        length = b"Content-Length: 0\r\n" if method == b"POST" else b""
+        visitor.send(b"%b %b HTTP/1.1\r\nHost: t\r\n%b\r\n" % (method, path.encode(), length))
+        self.probes.append((path, visitor))
+
+    def _die(self, die: Die) -> None:
+        self.died = True
+        engine, wired = self.memory.engine, self.memory.engine.wired
+        engine.exit_delay_s = die.exit_delay_s
+        if die.phase is not None or die.last_word:
+            at_phase(wired, die.phase or "commands", _fail if die.last_word else wired.crash)
+        if not wired.dead:  # there was no such phase in an idle turn
+            wired.crash()
+
+    def _stop(self) -> None:
+        if self.asked:
+            self.cut_short = True
+            self.memory.scope.cancel(reason="second signal")
+        self.asked = True
+        self.memory.server.stop()
+
+    # At any time ----------------------------------------------------------------------------
+
+    def check_promptness(self) -> None:
+        """Who has left holds nothing, and every abort is on its way at once."""
+        client, wired = self.memory.client, self.memory.engine.wired
+        if client.status.dead.is_set() or self.memory.ended.is_set():
+            return
+        table = client._table
+        waiting = sum(request.pending for request in self.requests)
+        assert len(table.streams) <= waiting, "a client has left, its request has not"
+        aborting = {i for i, s in table._live.items() if s.state is SequenceState.ABORTING}
+        assert aborting <= set(wired.asked_to_abort), "an abort waits for something"
+        assert not table._queue or table.num_sent == client._room, "the engine is left to starve"
+
+    # The end --------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Let the history come to its end, and the server to its own."""
+        self.finishing = True
+        with trio.fail_after(FOREVER_S):
+            await self._let_everybody_finish()
+            if not self.asked and not self.died and not self.memory.ended.is_set():
+                await self._check_quiet()
+            self.memory.server.stop()
+            while not self.memory.ended.is_set():
+                self.memory.engine.wired.turn()
+                await trio.sleep(0.05)
+                await self.settle()
+        await self.settle()
+        for request in self.requests:
+            request.visitor.close()
+        for _, visitor in self.probes:
+            visitor.close()
+
+    async def _let_everybody_finish(self) -> None:
+        self.memory.engine.looks_stalled = False
+        for request in self.requests:
+            request.lazy = False
+            request.finish_sending()
+        self.memory.engine.wired.release()
+        await self.settle()
+        while self.memory.engine.wired.has_something_to_do():
+            self.memory.engine.wired.turn()
+            await self.settle()
+
+    async def _check_quiet(self) -> None:
+        """With nobody left to answer, nothing of them is left."""
+        client, wired = self.memory.client, self.memory.engine.wired
+        for request in self.requests:
+            request.visitor.close()
+        for _, visitor in self.probes:
+            visitor.close()
+        await self.settle()
+        await trio.sleep(1.0)  # the engine looks well again
+        assert client.status.state is EngineState.READY
+        assert not wired.has_something_to_do()
+        left = living_tasks() - self.tasks
+        assert not left, f"tasks are left: {left}"
+
+
+def living_tasks() -> collections.Counter[str]:
+    """Return how many tasks there are of each name."""
+    root = trio.lowlevel.current_root_task()
+    found: collections.Counter[str] = collections.Counter()
+    todo = [root] if root is not None else []
+    while todo:
+        task = todo.pop()
+        found[task.name] += 1
+        for nursery in task.child_nurseries:
+            todo += nursery.child_tasks
+    return found
+
+
+@asynccontextmanager
+async def open_world() -> AsyncIterator[World]:
+    """A server that is ready, without clients."""
+    async with open_server() as memory:
+        await wait_all_tasks_blocked()
+        yield World(memory)
+
+
+def _fail() -> None:
+    raise RuntimeError("the step failed")

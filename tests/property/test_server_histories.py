@@ -1,0 +1,32 @@
+"""Whatever clients, time, wire and engine do to a whole server, every history ends clean.
+
+The invariants are in ``helpers/server_invariants.py``. Histories that have found something stay
+below as examples. ``python tests/soak_histories.py`` tries as many as it is told, in parallel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import example, given
+
+from helpers.server_history import run_history
+from helpers.server_operations import COMPLETION, Die, Nudge, Stop, Submit, histories
+
+if TYPE_CHECKING:
+    from helpers.server_operations import Operation
+
+ASK = Submit(COMPLETION, False, 1, 1, 1, 0, None, False, False, False)
+
+# Asked to stop within the 50 ms in which a death finds its cause: clients were told `draining`, or
+# nothing.
+STOP_UPON_DEATH = [ASK, Nudge(0), Die(None, False, 0.0625)]
+# A second signal with a request under way: its client was told of an internal error.
+LEAVE_AT_ONCE = [ASK, Stop(), Stop()]
+
+
+@example(STOP_UPON_DEATH)
+@example(LEAVE_AT_ONCE)
+@given(histories)
+def test_any_history_of_a_server_ends_clean(history: list[Operation]) -> None:
+    run_history(history)
