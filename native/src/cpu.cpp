@@ -60,7 +60,7 @@ bool request_tiles() {
 bool has_amx() {
   const Registers seven = cpuid(7, 0);
   return has_avx512_bf16() && (saved_state() & 0x60000) == 0x60000 && has(seven.d, 22) &&
-         has(seven.d, 24) && request_tiles();
+         has(seven.d, 24) && has(seven.d, 25) && request_tiles();
 }
 
 // With vdpbf16ps at full rate (AMD) bf16 pairs win; Intel's takes two cycles on one port, and

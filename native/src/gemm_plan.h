@@ -16,7 +16,7 @@ struct GemmPlan {
   int panel_units;
 
   int total() const { return row_blocks * panel_units; }
-  // `scratch` is for gemm_scratch_floats(unit_panels) floats.
+  // `scratch` is for gemm_scratch_floats(unit_panels, …) floats.
   GemmUnit unit(int index, float* scratch) const;
   // The weights of a unit, nothing where there is no such unit.
   Ahead weights(int index) const;

@@ -26,15 +26,23 @@ struct GemmUnit {
   int rows;
   int panel0;
   int panels;
-  float* scratch;  // gemm_scratch_floats(panels) floats
+  float* scratch;  // gemm_scratch_floats(panels, inputs if quantised) floats
   Ahead ahead{};   // weights of the next unit
 };
 
 constexpr int kMaxRowTile = 32;
 constexpr int kMostUnitPanels = 8;  // of a unit that is not a head
 
-static inline size_t gemm_scratch_floats(int panels) {
-  return 2 * static_cast<size_t>(kMaxRowTile) * static_cast<size_t>(panels) * kLanes;
+constexpr size_t kUnpackedFloats = 160;  // memory of an unpacked group: bytes, scales and minima
+
+// `quant_inputs` is the most inputs of a quantised matrix, 0 if there is none.
+static inline size_t gemm_scratch_floats(int panels, int quant_inputs) {
+  const size_t count = static_cast<size_t>(panels);
+  const size_t tiles = 2 * static_cast<size_t>(kMaxRowTile) * count * kLanes;
+  if (quant_inputs == 0) return tiles;
+  const size_t groups = static_cast<size_t>(quant_inputs / kGroup);
+  const size_t sums = 6 * kLanes * kLanes;
+  return tiles + sums + (count * groups + 1) * kUnpackedFloats;
 }
 
 enum class HeadKind : int { kQuery, kKey, kValue };

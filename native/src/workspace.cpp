@@ -62,9 +62,11 @@ Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_thr
   tiles.resize(rows);
   fresh.resize(rows);
   const int widest = std::max(shape.padded_head_dim / kLanes, kMostUnitPanels);
+  const int quant_inputs =
+      forms.quant ? std::max({width, query_width, shape.intermediate}) : 0;
   threads.resize(static_cast<std::size_t>(num_threads));
   for (ThreadSpace& space : threads) {
-    space.gemm = HugeBuffer(gemm_scratch_floats(widest) * sizeof(float));
+    space.gemm = HugeBuffer(gemm_scratch_floats(widest, quant_inputs) * sizeof(float));
     space.attention = HugeBuffer(attention_scratch_bytes(shape.padded_head_dim));
     space.normed = ActsBuffer(kOwnNormRows, width, kernels.plain_bytes, forms);
   }

@@ -43,7 +43,7 @@ nb::ndarray<nb::numpy, float> multiply(const PackedLinear& linear, const AnyArra
   }
   const std::size_t width = static_cast<std::size_t>(w.panels) * kLanes;
   auto out = make_array<float>({static_cast<std::size_t>(rows), width});
-  std::vector<float> scratch(gemm_scratch_floats(w.panels));
+  std::vector<float> scratch(gemm_scratch_floats(w.panels, forms.quant ? w.inputs : 0));
   const unsigned before = kernels.enter();
   kernels.gemm_store({&w, &acts, 0, rows, 0, w.panels, scratch.data()}, out.data(),
                      static_cast<int>(width));

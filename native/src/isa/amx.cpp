@@ -1,4 +1,4 @@
-// x86-64 with AMX-BF16 tiles (Sapphire Rapids and later), besides AVX-512 BF16 and VNNI.
+// x86-64 with AMX-BF16 and AMX-INT8 tiles (Sapphire Rapids and later), besides AVX-512 BF16 and VNNI.
 #if defined(__x86_64__)
 
 #define TRIO_AMX
@@ -9,6 +9,7 @@
 // The kernels are templates over the vectors above: the order of these includes matters.
 #include "math.h"
 #include "gemm_amx.h"
+#include "gemm_amx_quant.h"
 #include "gemm.h"
 
 namespace trioengine {

@@ -113,6 +113,9 @@ void multiply_quant_rows(int rows, const Linear& w, int panel, const Acts& x, si
 
 template <Format F, class Epilogue>
 void quant_unit(const GemmUnit& u, const Epilogue& epilogue) {
+#ifdef TRIO_AMX
+  if (u.rows > kFewQuantRows) return quant_tiles_unit<F>(u, epilogue);
+#endif
   const size_t out_width = static_cast<size_t>(u.panels) * kLanes;
   for (int done = 0; done < u.rows; done += kQuantRows) {
     const int rows = u.rows - done < kQuantRows ? u.rows - done : kQuantRows;
