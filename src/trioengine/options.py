@@ -171,7 +171,7 @@ OPTIONS: Final = (
         "quantization",
         "engine.quantization",
         "weights of the native engine: int8 and q4 round them while loading, gguf takes those of a "
-        "GGUF file as they are, none is bfloat16, auto is gguf where MODEL is such a file, else none",
+        "GGUF file as they are, none is bfloat16, auto is gguf for such a file, else none",
         choices=("auto", "none", "int8", "q4", "gguf"),
     ),
     Option(

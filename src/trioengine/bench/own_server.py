@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Final
 from trioengine.errors import EngineStartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["OwnServer", "own_server"]
 
@@ -55,9 +55,12 @@ class OwnServer:
         code = process.wait()
         raise EngineStartError(self.last_line or f"the server ended with exit code {code}")
 
-    def read_on(self, output: IO[str]) -> None:
+    def read_on(self, output: IO[str], on_line: Callable[[str], object] | None = None) -> None:
         """Keep the last lines of what it says, so that its pipe never fills."""
-        self._lines.extend(line.rstrip() for line in output)
+        for line in output:
+            self._lines.append(line.rstrip())
+            if on_line is not None:
+                on_line(self._lines[-1])
 
     @property
     def last_line(self) -> str:
@@ -67,7 +70,10 @@ class OwnServer:
 
 @contextlib.contextmanager
 def own_server(
-    model: str | None, flags: Sequence[str], command: Sequence[str] = COMMAND
+    model: str | None,
+    flags: Sequence[str],
+    command: Sequence[str] = COMMAND,
+    on_line: Callable[[str], object] | None = None,
 ) -> Iterator[OwnServer]:
     """Start a server on a free port of this machine; stop it at the end of the block.
 
@@ -78,6 +84,7 @@ def own_server(
         model: As for ``trioengine serve``.
         flags: The same.
         command: What to run; tests run other things.
+        on_line: Is given every line that it says once it is ready, in a thread.
 
     Raises:
         EngineStartError: It was never ready.
@@ -96,7 +103,9 @@ def own_server(
             raise RuntimeError("the server was to have a pipe")
         try:
             server = OwnServer(process, process.stderr)
-            reader = threading.Thread(target=server.read_on, args=(process.stderr,), daemon=True)
+            reader = threading.Thread(
+                target=server.read_on, args=(process.stderr, on_line), daemon=True
+            )
             reader.start()
             try:
                 yield server

@@ -11,6 +11,7 @@ is late news of nobody, counted and dropped, never an error.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from trioengine.client.request_queue import RequestQueue
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from trioengine.outputs import RequestOutput
 
 __all__ = ["StreamTable"]
+
+logger = logging.getLogger(__name__)
 
 
 class StreamTable:
@@ -199,7 +202,9 @@ class StreamTable:
         stream.disarm()
         stream.ended.set()
         if stream.aborted_s is not None:
-            self._metrics.abort_latency.observe(now_s - stream.aborted_s)
+            taken_s = now_s - stream.aborted_s
+            self._metrics.abort_latency.observe(taken_s)
+            logger.debug("abort confirmed after %.3f ms", taken_s * 1000)
         elif stream.error is None:
             self._metrics.request_latency.observe(now_s - stream.arrived_s)
 
