@@ -167,7 +167,7 @@ def check_error(world: World, request: Request, code: str, status: int) -> None:
         case "engine_dead":
             assert world.died
         case "draining":
-            assert world.asked or world.finishing
+            assert world.asked or world.finishing or world.died
         case "stalled":
             assert world.stalled
 
@@ -206,6 +206,8 @@ def check_probe(world: World, path: str, answer: Answer | None) -> None:
 def check_exit(world: World) -> None:
     """It ended as it was to: in peace, or because the engine died, and says so."""
     error, status = world.memory.error, world.memory.client.status
+    if status.state is EngineState.DEAD and not world.cut_short:
+        assert error is not None, "a death is passed off as a peaceful end"
     if error is not None:
         assert world.died
         assert type(error) is EngineDeadError
@@ -254,6 +256,7 @@ def check_counts(world: World) -> None:
     for (rule, outcome), count in metrics.requests.values.items():
         if rule in ("/v1/completions", "/v1/chat/completions"):
             counted[outcome] += int(count)
+    counted["draining"] += counted.pop("shutdown", 0)  # so it is told to who was cut off by that
     seen.pop("request_timeout", None)  # the app knows it as a client that was lost
     unseen = sum(not r.answered for r in world.requests) + sum(
         r.submit.late_body for r in world.requests

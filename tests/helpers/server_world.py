@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from helpers.memory_server import MemoryServer, open_server
+from helpers.memory_server import CONFIG, MemoryServer, open_server
 from helpers.server_operations import (
     CHAT,
     Cancel,
@@ -93,6 +93,13 @@ class Request:
     def pending(self) -> bool:
         """The client waits for (the rest of) its answer."""
         return not (self.left or self.answered or self.gone_on or self.visitor.end)
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Its own deadline has passed, and it has not been told."""
+        timeout_s, waits_by_itself = self.submit.timeout_s, self.lazy or self.submit.late_body
+        if timeout_s is None or waits_by_itself or not self.pending:
+            return False
+        return now_s > self.began_s + timeout_s
 
     def finish_sending(self) -> None:
         """Send what is left of the body."""
@@ -283,6 +290,12 @@ class World:
         aborting = {i for i, s in table._live.items() if s.state is SequenceState.ABORTING}
         assert aborting <= set(wired.asked_to_abort), "an abort waits for something"
         assert not table._queue or table.num_sent == client._room, "the engine is left to starve"
+        now_s = trio.current_time()
+        for stream in table.streams:
+            latest_s = stream.opened_s + CONFIG.max_queue_time_s
+            assert not stream.num_queued or now_s <= latest_s, "one waits in the queue for too long"
+        for request in self.requests:
+            assert not request.is_overdue(now_s), "a deadline is not kept"
 
     # The end --------------------------------------------------------------------------------
 
@@ -299,6 +312,9 @@ class World:
                 await trio.sleep(0.05)
                 await self.settle()
         await self.settle()
+
+    def close(self) -> None:
+        """Everybody leaves. Idempotent."""
         for request in self.requests:
             request.visitor.close()
         for _, visitor in self.probes:
@@ -318,10 +334,7 @@ class World:
     async def _check_quiet(self) -> None:
         """With nobody left to answer, nothing of them is left."""
         client, wired = self.memory.client, self.memory.engine.wired
-        for request in self.requests:
-            request.visitor.close()
-        for _, visitor in self.probes:
-            visitor.close()
+        self.close()
         await self.settle()
         await trio.sleep(1.0)  # the engine looks well again
         assert client.status.state is EngineState.READY
@@ -348,7 +361,11 @@ async def open_world() -> AsyncIterator[World]:
     """A server that is ready, without clients."""
     async with open_server() as memory:
         await wait_all_tasks_blocked()
-        yield World(memory)
+        world = World(memory)
+        try:
+            yield world
+        finally:
+            world.close()
 
 
 def _fail() -> None:

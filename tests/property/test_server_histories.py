@@ -11,22 +11,31 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given
 
 from helpers.server_history import run_history
-from helpers.server_operations import COMPLETION, Die, Nudge, Stop, Submit, histories
+from helpers.server_operations import COMPLETION, Die, Nudge, Pass, Step, Stop, Submit, histories
 
 if TYPE_CHECKING:
     from helpers.server_operations import Operation
 
 ASK = Submit(COMPLETION, False, 1, 1, 1, 0, None, False, False, False)
+STREAM = Submit(COMPLETION, True, 1, 1, 2, 0, None, False, False, False)
+LATE = Submit(COMPLETION, False, 1, 1, 1, 0, None, False, True, False)
 
 # Asked to stop within the 50 ms in which a death finds its cause: clients were told `draining`, or
 # nothing.
 STOP_UPON_DEATH = [ASK, Nudge(0), Die(None, False, 0.0625)]
 # A second signal with a request under way: its client was told of an internal error.
 LEAVE_AT_ONCE = [ASK, Stop(), Stop()]
+# A second request behind one that was to be the last of its connection: the first one's answer was
+# cut short.
+PIPELINE_INTO_A_DRAIN = [STREAM, Stop(), Step(1), Nudge(0)]
+# A body that is not there yet when the server ends: an internal error again.
+DIE_BEFORE_THE_BODY = [LATE, Die(None, False, 0.0), Pass(1.0)]
 
 
 @example(STOP_UPON_DEATH)
 @example(LEAVE_AT_ONCE)
+@example(PIPELINE_INTO_A_DRAIN)
+@example(DIE_BEFORE_THE_BODY)
 @given(histories)
 def test_any_history_of_a_server_ends_clean(history: list[Operation]) -> None:
     run_history(history)

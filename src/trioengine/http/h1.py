@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -139,7 +140,8 @@ class OneShapeStream(HTTPStream):
         # Also sent, to nobody, when the app was cancelled because its client had gone. So nothing
         # is logged here; an app that failed was logged by Hypercorn.
         # A server that leaves at once cancels its apps, too: that is not a failure, but a goodbye.
-        error = _goodbye() if self.context.draining else _failure()
+        leaving = self.context.draining or trio.current_effective_deadline() == -math.inf
+        error = _goodbye() if leaving else _failure()
         body = error_body(error)
         headers = [*_content(body), (b"connection", b"close")]
         head = Response(stream_id=STREAM_ID, headers=headers, status_code=error.http_status)
@@ -169,6 +171,7 @@ class Http1Protocol(H11Protocol):
         self._turn = trio.Event()  # set when the answer before a pipelined request has ended
         self._input_over = False  # nothing more is parsed
         self._refused = False  # our own answer has taken the place of the app's
+        self._talked_on = False  # something came after the last request
 
     @property
     def phase(self) -> Phase:
@@ -184,7 +187,7 @@ class Http1Protocol(H11Protocol):
     def has_unread_input(self) -> bool:
         """True if the client may still be sending: closing now could cost it our answer."""
         settled = self.connection.their_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
-        return not settled or bool(self.connection.trailing_data[0])
+        return not settled or self._talked_on or bool(self.connection.trailing_data[0])
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -192,6 +195,11 @@ class Http1Protocol(H11Protocol):
         """Take what was received, or ``Closed``: nothing more will be."""
         if isinstance(event, RawData):
             data = event.data
+            if self.connection.their_state is h11.MUST_CLOSE:
+                # Behind what was to be its last request (RFC 9112, section 9.6): h11 would end the
+                # answer under way for it, as happens to who pipelines into a server that drains.
+                self._talked_on = True
+                return
             if self.phase is Phase.IDLE:
                 data = data.lstrip(_BLANK)
             if data:  # to h11, nothing means the end
