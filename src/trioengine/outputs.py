@@ -82,8 +82,10 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.error = later.error
         self.refused, self.param = later.refused, later.param
-        if later.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
+        if self.logprobs is None:
+            self.logprobs = None if later.logprobs is None else list(later.logprobs)
+        elif later.logprobs is not None:
+            self.logprobs += later.logprobs  # in place: a copy for each token would be quadratic
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
         self.embedding = later.embedding

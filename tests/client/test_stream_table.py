@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from helpers.scripted_engine import ask, delta
-from trioengine.client.request_stream import RequestStream
+from trioengine.client.request_stream import MAX_PENDING, RequestStream
 from trioengine.client.sequence import SequenceState
 from trioengine.client.stream_table import StreamTable
 from trioengine.errors import EngineDeadError, InternalError, ProtocolError
 from trioengine.metrics import Metrics
-from trioengine.outputs import FinishReason
+from trioengine.outputs import FinishReason, RequestOutput, TokenLogprob
 
 if TYPE_CHECKING:
     from trioengine.metrics import AbortReason
@@ -55,6 +56,10 @@ class World:
 
 def text_of(stream: RequestStream) -> str:
     return "".join(d.text for _, d in stream._take())
+
+
+def aborted(world: World) -> dict[str, float]:
+    return {reason: n for (reason,), n in world.metrics.requests_aborted.values.items() if n}
 
 
 def test_a_request_from_queue_to_end() -> None:
@@ -180,6 +185,32 @@ def test_death_fails_what_is_not_finished() -> None:
     assert table.idle
     world.pair.close()
     assert world.metrics.requests_aborted.total == 1  # the one before
+
+
+def test_a_consumer_that_is_too_far_behind_is_given_up_as_slow() -> None:
+    world = World()
+    many = [TokenLogprob(5, -1.0, 1, [(5, -1.0)] * 20)]
+    behind = RequestOutput(1, "x", [5], logprobs=many)
+    for told in range(MAX_PENDING // 21 + 1):  # the first one is not merged, only held
+        frame = [msgspec.structs.replace(behind, token_ids=[5], logprobs=list(many))]
+        assert world.table.deliver(frame, now_s=2.0) == [], told
+    beside = delta(2, "y")
+    assert world.table.deliver([behind, beside, delta(3, "z")], now_s=3.0) == [1, 2]
+    assert aborted(world) == {"slow_client": 1}
+    assert text_of(world.pair) == ""  # let go of
+    assert text_of(world.single) == "z"
+    world.pair.close("client_disconnect")  # its owner, later: not counted again
+    assert aborted(world) == {"slow_client": 1}
+    world.table.deliver([delta(1, "", ABORT), delta(2, "", ABORT)], now_s=4.0)
+    assert world.pair.ended.is_set()
+
+
+def test_a_consumer_that_keeps_up_may_have_as_much_as_it_likes() -> None:
+    world = World()
+    for _ in range(MAX_PENDING // 1000 * 2):
+        world.table.deliver([RequestOutput(3, "x", [5] * 1000) for _ in range(2)], now_s=2.0)
+        text_of(world.single)
+    assert aborted(world) == {}
 
 
 def test_idle_means_that_nobody_is_owed_anything() -> None:

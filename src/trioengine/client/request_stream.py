@@ -4,8 +4,10 @@ Theory of operation
 -------------------
 A request is one or more *sequences* (prompts times n), each with a cell that holds at most one
 delta. While the consumer is behind, deltas merge in the cell, so the reader task never waits and
-memory never grows by more than the text itself. What has arrived is handed out before what went
-wrong; a stream raises its error, a fresh copy each time, until its owner closes it.
+memory never grows by more than the text itself. Nor by that without bound, where each token carries
+the logprobs of others: the table ends a stream that is ``too_far_behind``. What has arrived is
+handed out before what went wrong; a stream raises its error, a fresh copy each time, until its
+owner closes it.
 
 ``close`` is synchronous and idempotent: no checkpoint, hence nothing that could interrupt it, hence
 no shield. It may be called by anybody: by the owner, who will not receive any more, or by a
@@ -15,7 +17,7 @@ deadline or a drain, and then the owner's ``receive`` raises what fits the reaso
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import trio
 
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from trioengine.metrics import AbortReason
     from trioengine.outputs import RequestOutput
 
-__all__ = ["RequestStream", "StreamOwner", "error_for"]
+__all__ = ["MAX_PENDING", "RequestStream", "StreamOwner", "error_for"]
+
+MAX_PENDING: Final = 2**16  # tokens, reported alternatives included: a few megabytes a request
 
 
 class StreamOwner(Protocol):
@@ -95,6 +99,7 @@ class RequestStream:
         self._closed = False
         self._num_unaccepted = self._num_owed = len(self.sequences)
         self._full: list[Sequence] = []  # those with something in their cell
+        self._num_merged = 0  # tokens and alternatives in the cells beyond their first delta
         self._waiter: trio.lowlevel.Task | None = None
 
     def __repr__(self) -> str:
@@ -186,11 +191,19 @@ class RequestStream:
         """Put a delta into its cell; True if it was merged with one that waits there."""
         if sequence.cell is not None:
             sequence.cell.merge(delta)
+            self._num_merged += len(delta.token_ids)
+            if delta.logprobs is not None:
+                self._num_merged += sum(len(told.top) for told in delta.logprobs)
             return True
         sequence.cell = delta
         self._full.append(sequence)
         self._wake()
         return False
+
+    @property
+    def too_far_behind(self) -> bool:
+        """True where more has gathered than any consumer may leave lying."""
+        return self._num_merged > MAX_PENDING
 
     def fail(self, error: TrioEngineError) -> None:
         """Raise ``error`` from now on, after what has arrived; the first error stays."""
@@ -203,6 +216,7 @@ class RequestStream:
         for sequence in self._full:
             sequence.cell = None
         self._full = []
+        self._num_merged = 0
 
     def disarm(self) -> None:
         """Cancel its timers."""
@@ -214,6 +228,7 @@ class RequestStream:
 
     def _take(self) -> list[tuple[int, RequestOutput]]:
         full, self._full = self._full, []
+        self._num_merged = 0
         deltas = []
         for sequence in full:
             delta, sequence.cell = sequence.cell, None

@@ -91,7 +91,8 @@ class StreamTable:
         """Hand each delta to its stream, which merges it; never waits.
 
         Returns:
-            Ids to abort: the siblings of a sequence that ended with an error.
+            Ids to abort: the siblings of a sequence that ended with an error, and the sequences of
+            a stream whose consumer is too far behind.
         """
         to_abort: list[int] = []
         for delta in deltas:
@@ -102,6 +103,8 @@ class StreamTable:
                 # OPEN stays OPEN: the move that is made most is not looked up.
                 if sequence.state is SequenceState.OPEN:
                     self._hand_over(sequence, delta, now_s)
+                    if sequence.stream.too_far_behind:
+                        to_abort += self.close(sequence.stream, "slow_client", now_s)
                 else:
                     sequence.advance(SequenceEvent.DELTA)
                     self._metrics.deltas_dropped.inc("aborted")
