@@ -212,6 +212,13 @@ def histories(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """Break the sources on purpose, in a copy, and see the tests go red: `-- NAME` for one."""
+    session.run(shared_python(session), str(ROOT / "tests" / "mutants" / "run.py"),
+                *session.posargs, external=True)  # fmt: skip
+
+
+@nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes to hours: a million messages, ten million steps, 100,000 histories a property."""
     session.run(shared_python(session), str(ROOT / "tests" / "soak_histories.py"), external=True)

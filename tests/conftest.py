@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import signal
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("dev", max_examples=100, deadline=None)
 settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
 settings.register_profile("soak", max_examples=100_000, deadline=None)
+# Only whether a test is red matters there: no time is spent on a smaller example.
+settings.register_profile(
+    "mutants",
+    max_examples=1_000,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # A runner in the background hands signals down ignored, and real processes under test inherit that.

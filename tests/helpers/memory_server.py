@@ -85,7 +85,7 @@ class MemoryServer:
 
     def launch(self, *_: object) -> MemoryEngine:
         """Start an incarnation."""
-        wired = WiredEngine(SCRIPT, max_num_seqs=2, max_num_batched_tokens=64)
+        wired = WiredEngine(SCRIPT, max_num_seqs=2, max_num_batched_tokens=40)
         self.engine = MemoryEngine(wired)
         return self.engine
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hypothesis.strategies import (
+    DrawFn,
+    SearchStrategy,
     booleans,
     builds,
+    composite,
     floats,
     integers,
     just,
@@ -27,6 +30,7 @@ __all__ = [
     "COMPLETION",
     "Cancel",
     "Die",
+    "Flit",
     "Hold",
     "Leave",
     "Nudge",
@@ -79,11 +83,22 @@ class Submit:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """A client goes, or sends nothing more; at the end of ``phase`` of a step, if that is set."""
+    """A client goes, or sends nothing more.
+
+    What that makes the server send reaches the engine at the end of ``phase`` of a step, if set.
+    """
 
     victim: int
     half: bool
     phase: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Flit:
+    """A client asks and goes at once; both reach the engine at the end of ``phase`` of a step."""
+
+    submit: Submit
+    phase: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +192,7 @@ _submits = builds(
     Submit,
     path=sampled_from([COMPLETION, CHAT]),
     stream=booleans(),
-    num_choices=sampled_from([1, 1, 2, 4]),
+    num_choices=sampled_from([1, 1, 2, 4, 4]),
     prompt_size=integers(1, 40),
     max_tokens=sampled_from([1, 2, 5, 20, 40]),
     priority=sampled_from([0, 0, -1, 1]),
@@ -188,30 +203,34 @@ _submits = builds(
 )
 _who = integers(0, 5)
 _phases = one_of(none(), sampled_from(PHASES))
-_peaceful = one_of(
-    _submits,
-    _submits,
-    _submits,
-    builds(Leave, _who, booleans(), _phases),
-    builds(Read, _who, sampled_from([1, 300, 5000])),
-    builds(Nudge, _who),
-    builds(Cancel, _who),
-    builds(Probe, sampled_from(["/health", "/health/live", "/health/ready", "/metrics"])),
-    builds(Step, integers(1, 3)),
-    builds(Step, integers(1, 10)),
-    builds(Pass, floats(0.0, 3.0)),
-    builds(Hold, booleans(), booleans()),
-    builds(Release, _phases),
-    builds(Stall, booleans()),
-)
-_violent = one_of(
-    builds(Die, _phases, booleans(), floats(0.0, 0.1)),
-    builds(SpoilFrame, booleans(), sampled_from(["drop", "duplicate", "swap", "corrupt"])),
-    just(Stop()),
-    just(Stop()),
-)
-histories = lists(
-    one_of(_peaceful, _peaceful, _peaceful, _peaceful, _peaceful, _peaceful, _violent),
-    min_size=3,
-    max_size=25,
-)
+
+# How often each is drawn. (``one_of`` would take a strategy that is given twice for one.)
+_WEIGHTS: Final[dict[SearchStrategy[Operation], int]] = {
+    _submits: 24,
+    builds(Leave, _who, booleans(), _phases): 8,
+    builds(Leave, _who, booleans(), sampled_from(PHASES)): 6,
+    builds(Flit, _submits, sampled_from(PHASES)): 5,
+    builds(Read, _who, sampled_from([1, 300, 5000])): 4,
+    builds(Nudge, _who): 4,
+    builds(Cancel, _who): 6,
+    builds(Probe, sampled_from(["/health", "/health/live", "/health/ready", "/metrics"])): 3,
+    builds(Step, integers(1, 3)): 12,
+    builds(Step, integers(1, 12)): 8,
+    builds(Pass, floats(0.0, 3.0)): 6,
+    builds(Hold, booleans(), booleans()): 4,
+    builds(Release, _phases): 4,
+    builds(Stall, booleans()): 2,
+    builds(Die, _phases, booleans(), floats(0.0, 0.1)): 2,
+    builds(SpoilFrame, booleans(), sampled_from(["drop", "duplicate", "swap", "corrupt"])): 2,
+    just(Stop()): 3,
+}
+_lots = sampled_from([index for index, times in enumerate(_WEIGHTS.values()) for _ in range(times)])
+_kinds = list(_WEIGHTS)
+
+
+@composite
+def _operations(draw: DrawFn) -> Operation:
+    return draw(_kinds[draw(_lots)])
+
+
+histories = lists(_operations(), min_size=3, max_size=25)

@@ -19,6 +19,7 @@ from helpers.server_operations import (
     CHAT,
     Cancel,
     Die,
+    Flit,
     Hold,
     Leave,
     Nudge,
@@ -150,15 +151,34 @@ class World:
 
     async def apply(self, operation: Operation) -> None:
         """Carry out one operation, let everything run that can, and check."""
-        self._act(operation)
-        if isinstance(operation, Pass):
-            await trio.sleep(operation.seconds)
-        elif isinstance(operation, Step):
-            for _ in range(operation.turns):
-                await wait_all_tasks_blocked()
-                self.memory.engine.wired.turn()
+        match operation:
+            case Leave(phase=str()) | Flit():
+                await self._leave_within_a_step(operation)
+            case Pass():
+                await trio.sleep(operation.seconds)
+            case Step():
+                for _ in range(operation.turns):
+                    await wait_all_tasks_blocked()
+                    self.memory.engine.wired.turn()
+            case _:
+                self._act(operation)
         await self.settle()
         self.check_promptness()
+
+    async def _leave_within_a_step(self, operation: Leave | Flit) -> None:
+        """Let the server say what it has to, and the engine hear it in the middle of a step."""
+        wired = self.memory.engine.wired
+        wired.to_engine.held = not wired.dead
+        if isinstance(operation, Flit):
+            self._submit(operation.submit)
+            await self.settle()
+            self._leave(self.requests[-1], half=False)
+        elif self.requests:
+            self._leave(self._pick(operation.victim), half=operation.half)
+        await self.settle()
+        if operation.phase is not None:
+            at_phase(wired, operation.phase, wired.release)
+        wired.release()
 
     async def settle(self) -> None:
         """Let everything run that can, and clients read."""
@@ -174,8 +194,8 @@ class World:
         match operation:
             case Submit():
                 self._submit(operation)
-            case Leave():
-                self._leave(operation)
+            case Leave() if self.requests:
+                self._leave(self._pick(operation.victim), half=operation.half)
             case Read() if self.requests:
                 self._pick(operation.reader).visitor.read(operation.most)
             case Nudge() if self.requests:
@@ -220,24 +240,14 @@ class World:
                 return request.visitor
         return None
 
-    def _leave(self, leave: Leave) -> None:
-        if not self.requests:
-            return
-        victim = self._pick(leave.victim)
-
-        def go() -> None:
-            victim.left = True
-            if leave.half:
-                victim.visitor.half_close()
-            else:
-                victim.visitor.close()
-
+    def _leave(self, victim: Request, *, half: bool) -> None:
         if victim.left or victim.gone_on:
             return
-        if leave.phase is None:
-            go()
+        victim.left = True
+        if half:
+            victim.visitor.half_close()
         else:
-            at_phase(self.memory.engine.wired, leave.phase, go)
+            victim.visitor.close()
 
     def _nudge(self, request: Request) -> None:
         if request.rest:
@@ -330,6 +340,7 @@ class World:
         while self.memory.engine.wired.has_something_to_do():
             self.memory.engine.wired.turn()
             await self.settle()
+            self.check_promptness()
 
     async def _check_quiet(self) -> None:
         """With nobody left to answer, nothing of them is left."""
