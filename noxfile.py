@@ -18,6 +18,7 @@ nox.needs_version = ">=2025.5.1"
 nox.options.error_on_missing_interpreters = False  # nobody need have all three
 nox.options.sessions = [
     "lint", "typing", "layers", "tests", "property", "integration", "tests_without_torch",
+    "fuzz",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parent
@@ -141,6 +142,15 @@ def ecosystem(session: nox.Session) -> None:
     server = {"TRIOENGINE_SERVER_PYTHON": shared_python(session)}
     session.run("pytest", *SERIAL, "-W", "default", "-p", "no:warnings", "-m", "ecosystem",
                 "tests/ecosystem", *session.posargs, env=server)  # fmt: skip
+
+
+@nox.session(venv_backend="venv")
+def fuzz(session: nox.Session) -> None:
+    """Thousands of requests made from /openapi.json, the same ones each time unless told more."""
+    session.install("-q", "--no-compile", *group("test", "fuzz"))
+    server = {"TRIOENGINE_SERVER_PYTHON": shared_python(session)}
+    session.run("pytest", *SERIAL, "-W", "default", "-p", "no:warnings", "tests/fuzz",
+                *session.posargs, env=server)  # fmt: skip
 
 
 @nox.session(venv_backend="venv")

@@ -25,6 +25,7 @@ __all__ = [
     "MAX_STOP_STRINGS",
     "MAX_STOP_TOKEN_IDS",
     "MAX_TOKENS",
+    "MAX_TOKEN_ID",
     "MIN_SEED",
     "SamplingParams",
 ]

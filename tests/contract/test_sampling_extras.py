@@ -137,6 +137,7 @@ def test_who_may_sample_nothing_ends_alone(runner: ModelRunner) -> None:
     for helpless_one in outputs[1:3]:
         assert helpless_one.finish_reason is FinishReason.ERROR
         assert "allowed" in str(helpless_one.error)
+        assert (helpless_one.refused, helpless_one.param) == (True, "allowed_token_ids")
         assert helpless_one.token_ids == []
     others = run(runner, asked[0], SamplingParams(**GREEDY), SamplingParams(**GREEDY), asked[3])
     for i in (0, 3):

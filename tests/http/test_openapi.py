@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from helpers.api_world import open_world
+from helpers.api_world import CHAT, COMPLETION, body_for, open_world
 from trioengine.http.openapi import describe
 from trioengine.http.operations import OPERATIONS
 from trioengine.http.schemas import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
@@ -59,6 +59,40 @@ def test_a_body_has_the_fields_that_are_honoured(body: type[msgspec.Struct]) -> 
     fields = set(schemas[body.__name__]["properties"])
     assert fields == {field.name for field in msgspec.structs.fields(body)} - set(UNSUPPORTED)
     assert "temperature" in fields
+
+
+def bounds() -> Iterator[tuple[str, str, Any, bool]]:
+    """Each bound that is described: body, field, a value on it or just beyond, whether it fits."""
+    schemas = describe(OPERATIONS, keys=False)["components"]["schemas"]
+    for body in ("ChatCompletionRequest", "CompletionRequest"):
+        for name, schema in schemas[body]["properties"].items():
+            for kind in schema.get("anyOf", [schema]):
+                step = 1 if kind.get("type") == "integer" else 0.01
+                for word, sign in (("minimum", -1), ("maximum", 1)):
+                    if word in kind:
+                        yield body, name, kind[word], True
+                        yield body, name, kind[word] + sign * step, False
+                if "exclusiveMinimum" in kind:
+                    yield body, name, kind["exclusiveMinimum"], False
+
+
+# What else such a value needs.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True},
+    "max_tokens": {"echo": True, "prompt_logprobs": 0},  # 0 is for scoring a prompt
+}
+
+
+@pytest.mark.parametrize(("body", "name", "value", "fits"), list(bounds()))
+async def test_the_bounds_that_are_described_are_those_that_are_checked(
+    body: str, name: str, value: Any, fits: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(running=True, max_queue_sequences=256) as world:
+        path = CHAT if body.startswith("Chat") else COMPLETION
+        fields = {"max_tokens": 1} | COMPANIONS.get(name, {}) | {name: value}
+        call = await world.api.post(path, body_for(path, **fields))
+        refused = call.status == 400 and call.error["param"] == name
+        assert refused is not fits, call.body
 
 
 def test_what_is_required_says_so() -> None:

@@ -11,6 +11,7 @@ from trioengine.outputs import FinishReason, RequestOutput
 if TYPE_CHECKING:
     from trioengine.engine_proc.request import Request
     from trioengine.outputs import TokenLogprob
+    from trioengine.sampling_params import SamplingParams
 
 __all__ = ["ALIEN_TOKEN", "error_output", "extend"]
 
@@ -23,6 +24,7 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
 
     Raises:
         InternalError: There is no token, or none that the vocabulary has.
+        InvalidRequestError: What the request allows leaves no token here.
         Exception: Whatever its detokenizer raises.
     """
     if len(request.tokens) >= request.max_len:  # nothing was to be generated
@@ -33,7 +35,7 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
     if token == NO_TOKEN:
         if request.grammar is not None:
             request.grammar.check()
-        raise InternalError("no token of the vocabulary is allowed here")
+        raise _nothing_left(request.params)
     if token < 0:
         raise InternalError("the model gave a token outside its vocabulary")
     tokens, new_ids = request.tokens, [token]
@@ -65,6 +67,19 @@ def extend(request: Request, token: int, logprob: TokenLogprob | None) -> Reques
         output.num_cached_tokens = request.num_cached_tokens
         output.prompt_logprobs = request.prompt_logprobs
     return output
+
+
+def _nothing_left(params: SamplingParams) -> Exception:
+    """Return the error of a sequence that no token may follow: its own fault where it bans any."""
+    for name, bans in (
+        ("allowed_token_ids", params.allowed_token_ids is not None),
+        ("bad_words", bool(params.bad_words_token_ids)),
+    ):
+        if bans:
+            return InvalidRequestError(
+                f"'{name}' and the other parameters leave no token that may come here.", param=name
+            )
+    return InternalError("no token of the vocabulary is allowed here")
 
 
 def error_output(request_id: int, error: Exception) -> RequestOutput:

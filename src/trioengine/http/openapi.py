@@ -17,6 +17,7 @@ from quart import Blueprint, Response
 from trioengine.http.embeddings import EmbeddingRequest
 from trioengine.http.errors import ErrorEnvelope
 from trioengine.http.operations import OPERATIONS
+from trioengine.http.ranges import TokenId, in_range
 from trioengine.http.schemas import UNSUPPORTED, ChatMessage, CompletionRequest
 from trioengine.http.tokenize import DetokenizeRequest
 from trioengine.version import __version__
@@ -35,9 +36,9 @@ _REF: Final = "#/components/schemas/{name}"
 
 # Fields that stay undecoded until their size has been looked at, and what they have to be.
 _REQUIRED: Final[dict[tuple[type[msgspec.Struct], str], Any]] = {
-    (CompletionRequest, "prompt"): str | list[str | int | list[int]],
-    (DetokenizeRequest, "tokens"): list[int],
-    (EmbeddingRequest, "input"): str | list[str | int | list[int]],
+    (CompletionRequest, "prompt"): str | list[str | TokenId | list[TokenId]],
+    (DetokenizeRequest, "tokens"): list[TokenId],
+    (EmbeddingRequest, "input"): str | list[str | TokenId | list[TokenId]],
 }
 _OPTIONAL: Final[dict[str, Any]] = {
     "messages": list[ChatMessage],
@@ -163,7 +164,7 @@ def _documented(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
             optional = _OPTIONAL.get(field.name, Any) | None
             fields.append((field.name, kind or optional, None if kind is None else NODEFAULT))
         else:
-            fields.append((field.name, field.type, field.default))
+            fields.append((field.name, in_range(field.name, field.type), field.default))
     documented = msgspec.defstruct(body.__name__, fields, kw_only=True)
     documented.__doc__ = body.__doc__
     return documented
