@@ -413,7 +413,9 @@ class EngineCore:
             raise InternalError(f"{len(held)} blocks are in use, but {self._pool!r}")
 
     def shutdown(self) -> None:
-        """Free the runner's weights and cache."""
+        """Free the runner's weights and cache, and let compilers go."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._runner.close()
 
 

@@ -16,6 +16,7 @@ from trioengine.engine_proc.embedding_core import EmbeddingCore
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.engine_proc.structured_output.compilations import Compilations
 from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
+from trioengine.engine_proc.structured_output.trials import Trials
 from trioengine.errors import ConfigError
 from trioengine.models.checkpoint_files import eos_token_ids
 from trioengine.models.embedding_files import read_embedding_files
@@ -83,7 +84,7 @@ def build_backend(
     )
 
 
-def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> GuidanceCompiler:
+def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> Trials:
     def tokenizer_json() -> str:
         if config.model_dir is not None:
             return (Path(config.model_dir) / "tokenizer.json").read_text(encoding="utf-8")
@@ -91,9 +92,10 @@ def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> GuidanceCompile
 
         return Tokenizer.simulated(model.vocab_size).to_json()
 
-    return GuidanceCompiler(
+    compiler = GuidanceCompiler(
         tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
     )
+    return Trials(compiler)
 
 
 def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:

@@ -24,6 +24,7 @@ from trioengine.structured import StructuredOutput
 from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from helpers.grammars import Judge
@@ -53,14 +54,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def core(extension: Any, model_dir: Path) -> EngineCore:
+def core(extension: Any, model_dir: Path) -> Iterator[EngineCore]:
     """Return an engine over a tiny random model, whose sampler is the real one."""
     options = EngineOptions(backend="native", kv_cache_memory_gib=0.05, max_num_seqs=64)
     backend = build_backend(_config(options, model_dir), lambda phase, fraction: None)
     assert isinstance(backend, EngineCore)
     assert backend._grammars is not None
     backend._grammars._start = lambda work: work()
-    return backend
+    yield backend
+    backend.shutdown()
 
 
 def _config(options: EngineOptions, model_dir: Path) -> EngineConfig:

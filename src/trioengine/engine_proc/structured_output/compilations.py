@@ -1,12 +1,12 @@
-"""Compiling beside the step loop: a few threads, a bound on time, a cache.
+"""Compiling beside the step loop: a few threads, a cache.
 
 Theory of operation
 -------------------
 ``request`` answers at once where the grammar is known; otherwise the request waits, and whoever
 asks for the same specification waits for the same compilation. What came of it is picked up by
-``settled``, between two steps; ``on_settled`` tells a loop that sleeps. A compilation that takes
-too long fails those who wait; its thread cannot be stopped, but the library's own bounds end it,
-and its place goes to the next. Failures are not cached: they are quick.
+``settled``, between two steps; ``on_settled`` tells a loop that sleeps. How long one may take is
+the compiler's business (``trials``); should it fail in that, those who wait are told. Failures are
+not cached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compilations", "Settled"]
 
-MAX_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 60.0
 MAX_THREADS: Final = 2
 MAX_CACHED: Final = 256
 _STACK_BYTES: Final = 64 * 2**20  # schemas nest; of what is not touched nothing is used
@@ -114,6 +114,10 @@ class Compilations:
         with self._lock:
             settled, self._settled = self._settled, []
         return settled
+
+    def close(self) -> None:
+        """Let go of what the compiler holds. Idempotent."""
+        self._compile.close()
 
     def _start_next(self) -> None:
         with self._lock:

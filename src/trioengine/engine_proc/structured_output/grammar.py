@@ -28,6 +28,9 @@ class Compile(Protocol):
             InvalidRequestError: The specification is not one, or asks for too much.
         """
 
+    def close(self) -> None:
+        """Let go of what it holds. Idempotent."""
+
 
 class Grammar:
     """Immutable; every sequence that is to follow it gets a state of its own."""

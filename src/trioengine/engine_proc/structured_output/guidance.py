@@ -36,6 +36,12 @@ _BOUNDS: Final[dict[str, Any]] = {
 }
 
 
+class _Description(msgspec.Struct, array_like=True):
+    tokenizer_json: str
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
 class GuidanceCompiler:
     """Compiles for one vocabulary. Fulfils ``Compile``; safe in several threads at once."""
 
@@ -53,8 +59,28 @@ class GuidanceCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
 
+    def description(self) -> bytes:
+        """Return one line from which another process makes the same compiler."""
+        return msgspec.json.encode(
+            _Description(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
+        )
+
+    @classmethod
+    def described(cls, line: bytes) -> GuidanceCompiler:
+        """Return the compiler that ``description`` is of."""
+        said = msgspec.json.decode(line, type=_Description)
+        return cls(
+            lambda: said.tokenizer_json,
+            vocab_size=said.vocab_size,
+            eos_token_ids=said.eos_token_ids,
+        )
+
+    def warm_up(self) -> None:
+        """Read the vocabulary, which would otherwise be part of the first compilation: 0.5 s."""
+        self._tokenizer  # noqa: B018 - cached
+
     def __call__(self, structured: StructuredOutput, /) -> Grammar:
-        """Return the grammar; 0.5 s more the first time. See ``Compile``."""
+        """Return the grammar. See ``Compile``."""
         from llguidance import LLMatcher, LLParserLimits
 
         param = structured.param
@@ -69,6 +95,9 @@ class GuidanceCompiler:
                 f"{param} cannot be used: only the empty text satisfies it", param=param
             )
         return Grammar(matcher, param)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     @functools.cached_property
     def _tokenizer(self) -> LLTokenizer:
