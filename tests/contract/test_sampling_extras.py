@@ -145,6 +145,23 @@ def test_who_may_sample_nothing_ends_alone(runner: ModelRunner) -> None:
         assert outputs[i].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("name", ["top_p", "repetition_penalty", "temperature", "min_p"])
+@pytest.mark.parametrize("value", [5e-324, 1e-46, 1e-38, 1e-30])
+def test_a_value_below_what_a_float32_holds_is_served(
+    runner: ModelRunner, name: str, value: float
+) -> None:
+    tiny = {**GREEDY, "temperature": 1.0, "seed": 1, name: value}
+    outputs = run(runner, SamplingParams(**GREEDY), SamplingParams(**tiny))
+    assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH] * 2
+    (usual,) = run(runner, SamplingParams(**GREEDY))
+    assert outputs[0].token_ids == usual.token_ids
+
+
+def test_a_temperature_above_what_a_float32_holds_is_served(runner: ModelRunner) -> None:
+    (output,) = run(runner, SamplingParams(**{**GREEDY, "temperature": 1e300}, seed=1))
+    assert output.finish_reason is FinishReason.LENGTH
+
+
 def test_penalties_push_what_has_come_away(runner: ModelRunner) -> None:
     strong = only(runner, presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0)
     assert len(set(strong.token_ids)) >= len(set(only(runner).token_ids))

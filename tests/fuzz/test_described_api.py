@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.ecosystem, pytest.mark.process, pytest.mark.slow]
 PATIENCE_S = 20.0  # for one answer
 REPEATABLE = 2000
 PLAIN_CASES = 5  # of a route that takes nothing
+TAIL_LINES = 40
 MAX_TOKEN_ID = 2**31 - 1
 SMALL_VOCABULARY = 2048
 # Almost every value of these is refused, and so would be almost every request.
@@ -117,6 +118,10 @@ def fuzz(
     def send(case: Any) -> None:
         arguments = case.as_transport_kwargs(base_url=base_url)
         answer = session.request(**arguments, timeout=PATIENCE_S, allow_redirects=False)
+        if b'"engine_dead"' in answer.content:
+            tail = "\n".join(server.lines[-TAIL_LINES:])
+            pytest.exit(f"the engine died of {toll.latest} or {arguments}; the server:\n{tail}", 1)
+        toll.latest = arguments
         toll.count(f"{operation.method} {operation.path}", answer.status_code)
         check_answer(answer.status_code, dict(answer.headers), answer.content)
 

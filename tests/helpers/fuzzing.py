@@ -60,6 +60,7 @@ class Toll:
 
     def __init__(self, server_descriptors: int, engine_descriptors: int) -> None:
         self._descriptors = server_descriptors, engine_descriptors
+        self.latest: dict[str, Any] = {}
         self.counted: dict[str, dict[int, int]] = collections.defaultdict(collections.Counter)
 
     @classmethod

@@ -10,7 +10,7 @@ with rows left out, is gathered by index.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Int32Array = npt.NDArray[np.int32]
 
 __all__ = ["BuiltStep", "InputBatch"]
+
+_LEAST: Final = float(np.finfo(np.float32).tiny)
+_MOST: Final = float(np.finfo(np.float32).max)
 
 
 class BuiltStep(NamedTuple):
@@ -86,8 +89,9 @@ class InputBatch:
         self._num_computed[row] = request.num_computed
         self._blocks[row, : len(request.block_ids)] = request.block_ids
         self._num_blocks[row] = len(request.block_ids)
-        self._temperature[row] = params.temperature
-        self._top_p[row] = params.top_p
+        # A float of the client's that is out of float32's reach must not become 0 or infinity.
+        self._temperature[row] = min(params.temperature, _MOST)
+        self._top_p[row] = max(params.top_p, _LEAST)
         self._top_k[row] = max(params.top_k, 0)
         self._min_p[row] = params.min_p
         self._seeds[row] = request.seed

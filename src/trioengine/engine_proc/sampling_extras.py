@@ -33,6 +33,7 @@ __all__ = ["BadWords", "SamplingExtras", "TokenCounts", "add_extras", "allow_wor
 
 _NO_IDS: Final = np.empty(0, np.int32)
 _NO_VALUES: Final = np.empty(0, np.float32)
+_LEAST_REPETITION: Final = 1e-30  # no logit over it is infinite in float32
 
 
 class TokenCounts:
@@ -220,7 +221,9 @@ def _penalties(requests: list[Request]) -> Penalties | None:
     return Penalties(
         presence=np.array([each.presence_penalty for each in params], np.float32),
         frequency=np.array([each.frequency_penalty for each in params], np.float32),
-        repetition=np.array([each.repetition_penalty for each in params], np.float32),
+        repetition=np.array(
+            [max(each.repetition_penalty, _LEAST_REPETITION) for each in params], np.float32
+        ),
         starts=row_starts(ids),
         token_ids=np.concatenate(ids),
         counts=np.concatenate([_NO_IDS if counts is None else counts.counts for counts in seen]),
