@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
 
-from helpers.scripted_engine import ScriptedEngine, delta, open_stream
+from helpers.fake_engines import DRAIN_S, GRACE_S, FakeEngine, World, open_world
+from helpers.scripted_engine import delta, open_stream
 from trioengine.client.engine_status import EngineState
 from trioengine.config import ServerConfig
 from trioengine.errors import (
@@ -24,146 +23,8 @@ from trioengine.exit_codes import ExitCode
 from trioengine.heartbeat import Heartbeat
 from trioengine.models.source import ModelSource
 from trioengine.outputs import FinishReason
-from trioengine.process.last_resort import LastResort
 from trioengine.protocol import Abort, Fatal, Progress, Shutdown
-from trioengine.supervisor import CUT_S, LEAVE_S, TOLD_S, Server, serve
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from trioengine.client.engine_client import Transport
-    from trioengine.text.tokenizer import Tokenizer
-
-GRACE_S = 2.0
-DRAIN_S = 30.0
-FOREVER_S = 500.0
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaves_the_trio_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual time would jump while a thread works."""
-
-    async def inline(load: Callable[[], Tokenizer]) -> Tokenizer:
-        await trio.lowlevel.checkpoint()
-        return load()
-
-    monkeypatch.setattr("trioengine.process.start._in_thread", inline)
-
-
-class FakeEngine:
-    """Fulfils ``Engine`` over a scripted transport.
-
-    Attributes:
-        obedient: It leaves when it reads ``Shutdown``; otherwise only force helps.
-        stop_grace_s: What ``stop`` was given.
-        closed: ``close`` was called.
-    """
-
-    name = "engine in memory"
-
-    def __init__(self, *, ready: bool = True, obedient: bool = True) -> None:
-        self.scripted = ScriptedEngine(ready=ready)
-        self.transport: Transport = self.scripted
-        self.obedient = obedient
-        self.stop_grace_s: float | None = None
-        self.closed = False
-        self.read_heartbeat: Callable[[], Heartbeat] = lambda: Heartbeat("idle", 0, 0.0, 1e12)
-        self._ended = trio.Event()
-        self._cause = ""
-
-    def die(self, cause: str) -> None:
-        self._cause = cause
-        self.scripted.leave()
-        self._ended.set()
-
-    async def watch(self) -> str:
-        await self._ended.wait()
-        return self._cause
-
-    def heartbeat(self) -> Heartbeat:
-        return self.read_heartbeat()
-
-    async def stop(self, grace_s: float) -> None:
-        self.stop_grace_s = grace_s
-        if not self.obedient:
-            await trio.sleep(grace_s)
-        self.die("exited")
-        await trio.lowlevel.checkpoint()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Ending(LastResort):
-    """A last resort that only takes notes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.armed: list[float] = []
-
-    def arm(self, after_s: float, *, code: int | None = None, cause: str | None = None) -> None:
-        super().arm(after_s, code=code, cause=cause)
-        self.armed.append(after_s)
-
-
-class World:
-    """A server that runs, and how it ended."""
-
-    server: Server
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
-        self.last_resort = Ending()
-        self.error: BaseException | None = None
-        self.ended = trio.Event()
-        self.ended_s = 0.0
-
-    async def run(
-        self,
-        config: ServerConfig,
-        *,
-        with_signals: bool,
-        source: ModelSource,
-        task_status: trio.TaskStatus[Server],
-    ) -> None:
-        began_s = trio.current_time()
-        try:
-            await serve(
-                config,
-                source,
-                launch=lambda _config, _source: self.engine,
-                with_http=False,
-                with_signals=with_signals,
-                last_resort=self.last_resort,
-                task_status=task_status,
-            )
-        except Exception as error:
-            self.error = error
-        self.ended_s = trio.current_time() - began_s
-        self.ended.set()
-
-
-@asynccontextmanager
-async def open_world(
-    engine: FakeEngine | None = None,
-    *,
-    with_signals: bool = False,
-    source: ModelSource | None = None,
-    **options: Any,
-) -> AsyncIterator[World]:
-    world = World(engine or FakeEngine())
-    config = ServerConfig(death_grace_s=GRACE_S, drain_timeout_s=DRAIN_S, **options)
-    source = source or ModelSource("sim", None, simulated=True)
-    with trio.fail_after(FOREVER_S):
-        async with trio.open_nursery() as nursery:
-            run = partial(world.run, config, with_signals=with_signals, source=source)
-            world.server = await nursery.start(run)
-            if world.engine.scripted._said:  # it says Ready
-                assert await world.server.wait_ready()
-            yield world
-            nursery.cancel_scope.cancel()
-    assert world.engine.closed
-
+from trioengine.supervisor import CUT_S, LEAVE_S, TOLD_S
 
 # Death -------------------------------------------------------------------------------------------
 

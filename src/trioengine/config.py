@@ -94,7 +94,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_timeout_s: float = 30.0
     death_grace_s: float = 2.0
     start_timeout_s: float = 600.0
+    engine_restarts: int = 0
+    replay: bool = False
     stall_timeout_s: float = 60.0
+    on_stall: Literal["report", "restart", "exit"] = "report"
     beat_timeout_s: float = 5.0
     slow_client_timeout_s: float = 30.0
     log_format: Literal["text", "json"] = "text"

@@ -247,11 +247,32 @@ OPTIONS: Final = (
     _time("drain-timeout", "drain_timeout_s", "time that running requests get when asked to stop"),
     _time("death-grace", "death_grace_s", "time to tell clients of a dead engine before leaving"),
     _time("start-timeout", "start_timeout_s", "longest start of the engine", BRIEF_S),
+    _count(
+        "engine-restarts",
+        "engine_restarts",
+        "times that an engine which dies is started again, within any 10 minutes of service; the "
+        "next death ends the server",
+        low=0,
+    ),
+    Option(
+        "replay",
+        "replay",
+        "when an engine that died is started again, send it the requests of which nobody has seen "
+        "an answer yet, each at most once",
+        "switch",
+    ),
     _time(
         "stall-timeout",
         "stall_timeout_s",
         "longest step before the engine counts as stalled",
         BRIEF_S,
+    ),
+    Option(
+        "on-stall",
+        "on_stall",
+        "what to do about a stalled engine: report it, kill it and restart (as --engine-restarts "
+        "allows), or kill it and exit",
+        choices=("report", "restart", "exit"),
     ),
     Option(
         "beat-timeout",

@@ -76,6 +76,10 @@ def load_config(flags: Mapping[str, Any], environ: Mapping[str, str] | None = No
         raise ConfigError("--ssl-certfile and --ssl-keyfile need each other")
     if config.engine.kv_cache_memory_gib is not None and config.engine.kv_cache_share is not None:
         raise ConfigError("--kv-cache-memory and --kv-cache-share exclude each other")
+    if config.on_stall == "restart" and not config.engine_restarts:
+        raise ConfigError("--on-stall restart needs --engine-restarts, of at least 1")
+    if config.replay and not config.engine_restarts:
+        raise ConfigError("--replay needs --engine-restarts, of at least 1")
     _check_quantization(config.engine)
     return config
 

@@ -6,9 +6,10 @@ Theory of operation
 loads; the engine itself is started before that where the command line could. From then on there are
 many sensors and one raiser for each way to end:
 
-- *The engine dies.* A sensor marks the status; streams fail and ``/health`` is 503 at once. The
-  deathwatch gives clients and probes ``death_grace_s`` to hear of it and then raises, and the
-  nursery falls: ``EngineDeadError``, or ``EngineStartError`` (at once) where it never was ready.
+- *The engine dies for good.* A sensor marks the status; streams fail and ``/health`` is 503 at
+  once. The deathwatch gives clients and probes ``death_grace_s`` to hear of it and then raises, and
+  the nursery falls: ``EngineDeadError``, or at once ``EngineStartError`` if it was never ready.
+  A death after which another engine is started is no end: that is the keeper's business.
 - *Somebody asks us to stop.* ``Server.stop`` refuses new requests and returns; ``serve`` drains
   what runs within ``drain_timeout_s``, aborts the rest, sees the engine out and returns. The second
   signal cancels the nursery.
@@ -36,6 +37,7 @@ from trioengine.api_keys import key_shares
 from trioengine.bare_errors import bare_errors
 from trioengine.client.engine_client import EngineClient
 from trioengine.client.engine_status import EngineState
+from trioengine.client.restart_budget import RestartBudget
 from trioengine.errors import (
     ConfigError,
     EngineDeadError,
@@ -46,7 +48,7 @@ from trioengine.errors import (
 )
 from trioengine.exit_codes import ExitCode, judge_end
 from trioengine.metrics import watch_event_loop
-from trioengine.process.heartbeat_watch import watch_heartbeat
+from trioengine.process.engine_keeper import EngineKeeper
 from trioengine.process.last_resort import LastResort
 from trioengine.process.start import EngineStart, Launch, adopt_process, launch_process
 from trioengine.progress_display import Narrator, show_progress, terminal_drawer
@@ -106,6 +108,8 @@ async def serve(
         max_queue_sequences=config.max_queue_sequences,
         max_queue_time_s=config.max_queue_time_s,
         key_shares=key_shares(config),
+        restarts=RestartBudget(config.engine_restarts),
+        replay=config.replay,
     )
     engine = None if spawned is None else adopt_process(spawned)
     start = EngineStart(config, source, client, launch=launch, engine=engine)
@@ -153,6 +157,7 @@ class Server:
         self.ready = trio.Event()
         self.binds: tuple[str, ...] = ()
         self._start = start
+        self._keeper = EngineKeeper(config, client, start, self._note_ready)
         self._last_resort = last_resort
         self._decided = trio.Event()  # ready, or never to be
         self._stop_asked = trio.Event()
@@ -190,7 +195,9 @@ class Server:
         self._stop_asked.set()
         code = None if self.status.dead.is_set() else ExitCode.ASKED
         self._last_resort.arm(self.config.drain_timeout_s + STOP_MARGIN_S, code=code)
-        if self.status.state in (EngineState.STARTING, EngineState.READY, EngineState.STALLED):
+        if self.status.state is EngineState.RESTARTING:
+            self._keeper.give_up()  # no engine is started only to be stopped
+        if self.status.state not in (EngineState.STOPPED, EngineState.DEAD):
             self.status.mark_draining()
         if self._http is not None:
             self._http.begin_drain()
@@ -224,7 +231,7 @@ class Server:
             await nursery.start(self._serve_http)
         task_status.started(self)
         nursery.start_soon(show_progress, self.status, self._narrator)
-        nursery.start_soon(self._start_engine, nursery)
+        nursery.start_soon(self._keeper.run)
         await self._stop_asked.wait()
         await self._drain()
 
@@ -262,25 +269,10 @@ class Server:
         finally:
             self._http_ended.set()
 
-    async def _start_engine(self, nursery: trio.Nursery) -> None:
-        """Bring the engine up; the status is READY when this returns, or an end has begun."""
-        engine = await self._start.bring_up(nursery)
-        if self.status.state is EngineState.STARTING:
-            self.status.mark_ready()
-            self.ready.set()
-            self._decided.set()
-            self._announce()
-        nursery.start_soon(
-            partial(
-                watch_heartbeat,
-                engine.heartbeat,
-                self.status,
-                beat_timeout_s=self.config.beat_timeout_s,
-                stall_timeout_s=self.config.stall_timeout_s,
-            )
-        )
-
-    def _announce(self) -> None:
+    def _note_ready(self) -> None:
+        """Requests are welcome for the first time."""
+        self.ready.set()
+        self._decided.set()
         model = self.client.model
         if model is not None:
             logger.info(
@@ -316,7 +308,8 @@ class Server:
         if self.status.dead.is_set():
             await self._tell_of_death()
             return
-        with trio.move_on_after(self.config.drain_timeout_s):
+        # Without an engine nothing runs, and what waits for one waits in vain.
+        with trio.move_on_after(0.0 if self._keeper.given_up else self.config.drain_timeout_s):
             await self._end_http()
         self.client.abort_all("shutdown")
         with trio.move_on_after(TOLD_S):
@@ -349,6 +342,8 @@ class Server:
         if engine is None or self.status.dead.is_set():
             return
         self.status.mark_stopped()  # before it is asked, or its end would be taken for a death
+        if self._keeper.given_up:
+            return  # nobody watches it any more; ``close`` ends it
         with contextlib.suppress(PeerGoneError):
             engine.transport.send(Shutdown())
         await engine.stop(LEAVE_S)

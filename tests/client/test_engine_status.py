@@ -30,6 +30,7 @@ ACTIONS: dict[EngineEvent, Callable[[EngineStatus], None]] = {
     EngineEvent.DRAIN: EngineStatus.mark_draining,
     EngineEvent.STOP: EngineStatus.mark_stopped,
     EngineEvent.DIE: lambda status: status.mark_dead("it was killed"),
+    EngineEvent.FALL: lambda status: _advance(status, EngineEvent.FALL),
 }
 WAY_TO: dict[EngineState, list[EngineEvent]] = {
     EngineState.STARTING: [],
@@ -38,7 +39,12 @@ WAY_TO: dict[EngineState, list[EngineEvent]] = {
     EngineState.DRAINING: [EngineEvent.READY, EngineEvent.DRAIN],
     EngineState.STOPPED: [EngineEvent.STOP],
     EngineState.DEAD: [EngineEvent.DIE],
+    EngineState.RESTARTING: [EngineEvent.READY, EngineEvent.FALL],
 }
+
+
+def _advance(status: EngineStatus, event: EngineEvent) -> None:
+    status._advance(event, "it was killed")
 
 
 def status_in(state: EngineState) -> EngineStatus:
@@ -148,7 +154,7 @@ async def test_cause_is_frozen_after_50_ms(first: int, autojump_clock: MockClock
     for _, other in SENSORS:
         other(status)
     assert (status.reason, status.traceback, status.since_s) == (reason, "", since_s)
-    assert status.settled.is_set()
+    assert status.death.settled.is_set()
 
 
 async def test_waiting_freezes_the_cause_when_the_time_is_up(autojump_clock: MockClock) -> None:
@@ -190,9 +196,9 @@ async def test_nobody_waits_where_no_report_could_improve_the_cause(
 ) -> None:
     status = status_in(EngineState.READY)
     for report in reports:
-        assert not status.settled.is_set()
+        assert not status.death.settled.is_set()
         report(status)
-    assert status.settled.is_set()
+    assert status.death.settled.is_set()
     await status.wait_settled()
     assert trio.current_time() == status.since_s
     status.report_fatal("something else", "Traceback …")
@@ -205,7 +211,7 @@ async def test_exit_alone_leaves_time_for_a_last_word_on_the_wire(
     status = status_in(EngineState.READY)
     status.report_exit("exited with status 1")
     status.report_peer_gone()  # a send found nobody; the wire may still hold a last word
-    assert not status.settled.is_set()
+    assert not status.death.settled.is_set()
     status.report_fatal("scripted failure of step 3")
     assert status.reason == "scripted failure of step 3"
 
@@ -218,7 +224,7 @@ async def test_end_that_was_asked_for_is_no_death() -> None:
         report(status)
     assert status.state is EngineState.STOPPED
     assert not status.dead.is_set()
-    assert not status.settled.is_set()
+    assert not status.death.settled.is_set()
 
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.STALLED, EngineState.DRAINING])
@@ -237,5 +243,5 @@ async def test_nobody_settles_a_death_that_has_not_happened(autojump_clock: Mock
         nursery.start_soon(status.wait_settled)
         await wait_all_tasks_blocked()
         await trio.sleep(10)
-        assert not status.settled.is_set()
+        assert not status.death.settled.is_set()
         nursery.cancel_scope.cancel()

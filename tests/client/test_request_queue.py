@@ -34,6 +34,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = RequestQueue()
         self.model: list[Sequence] = []
         self.made = 0
+        self.taken: Sequence | None = None
 
     @rule(priority=integers(-3, 3))
     def push(self, priority: int) -> None:
@@ -46,7 +47,17 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def pop(self) -> None:
         expected = self.model.pop(0) if self.model else None
-        assert self.queue.pop() is expected
+        self.taken = self.queue.pop()
+        assert self.taken is expected
+
+    @precondition(lambda self: self.taken is not None)
+    @rule()
+    def give_back(self) -> None:
+        if self.taken is not None:
+            self.queue.give_back(self.taken)
+            self.model.append(self.taken)
+            self.model.sort(key=lambda s: (s.priority, s.request_id))
+            self.taken = None
 
     @precondition(lambda self: self.model)
     @rule(data=data())
@@ -58,6 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.model.clear()
+        self.taken = None
         self.queue.clear()
 
     @invariant()
@@ -94,6 +106,17 @@ def test_a_key_is_served_by_its_weight() -> None:
         queue.push(make(number, key="heavy"))
         queue.push(make(100 + number, key="light"))
     assert served(queue, 40).count("heavy") == 30
+
+
+def test_what_is_given_back_costs_its_key_no_second_turn() -> None:
+    queue = RequestQueue()
+    for number in range(4):
+        queue.push(make(number, key="a"))
+        queue.push(make(10 + number, key="b"))
+    first = queue.pop()
+    assert first is not None
+    queue.give_back(first)
+    assert served(queue, 8) == ["a", "b"] * 4
 
 
 def test_one_request_at_a_time_does_not_pass_those_who_wait() -> None:

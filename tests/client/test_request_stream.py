@@ -251,3 +251,45 @@ def test_no_reason_is_forgotten() -> None:
 def test_repr_tells_the_states() -> None:
     stream, _ = make(2)
     assert repr(stream) == "<RequestStream 7 QUEUED, 8 QUEUED>"
+
+
+# All at once ------------------------------------------------------------------------------------
+
+
+async def test_the_whole_comes_merged_once_everything_has_ended() -> None:
+    stream, owner = make(2)
+    got: list[object] = []
+
+    async def consume() -> None:
+        got.extend(await stream.receive_whole())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume)
+        await wait_all_tasks_blocked()
+        put(stream, 0, "a")
+        assert not put(stream, 0, "b")  # it is not behind, it gathers
+        put(stream, 1, "x", STOP)
+        await wait_all_tasks_blocked()
+        assert not got
+        put(stream, 0, "c", STOP)
+    assert got == [(0, delta(7, "abc", STOP)), (1, delta(8, "x", STOP))]
+    assert (stream.finished, owner.forgotten) == (True, 1)
+    with pytest.raises(trio.EndOfChannel):
+        await stream.receive_whole()
+
+
+async def test_the_whole_fails_at_once_whatever_has_arrived() -> None:
+    stream, _ = make()
+    put(stream, 0, "a")
+    stream.fail(EngineDeadError("killed"))
+    with pytest.raises(EngineDeadError, match="killed"):
+        await stream.receive_whole()
+
+
+async def test_the_whole_that_was_closed_before_it_was_taken_is_an_error() -> None:
+    stream, _ = make()
+    put(stream, 0, "a", STOP)
+    stream.close()
+    stream.fail(error_for("cancelled"))
+    with pytest.raises(CancelledByUserError):
+        await stream.receive_whole()

@@ -57,3 +57,9 @@ def test_add_carries_everything_and_lets_go_of_the_prompt() -> None:
     with pytest.raises(ProtocolError, match="already"):
         sequence.take_add()
     assert repr(sequence) == "<Sequence 7 QUEUED>"
+
+
+def test_add_that_may_be_sent_again_is_the_same_again() -> None:
+    sequence = make()
+    assert sequence.take_add(again=True) == sequence.take_add()
+    assert sequence.request is None

@@ -54,6 +54,24 @@ async def test_cancelled_timer_never_acts(autojump_clock: MockClock) -> None:
     assert done == ["kept"]
 
 
+async def test_several_tasks_may_run_it_and_each_action_is_done_once(
+    autojump_clock: MockClock,
+) -> None:
+    timers, done = Timers(), []
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as first:
+            nursery.start_soon(timers.run)
+            async with trio.open_nursery() as inner:
+                inner.start_soon(timers.run)
+                timers.at(1, lambda: done.append("a"))
+                await trio.sleep(2)
+                first.cancel()
+        timers.at(3, lambda: done.append("b"))
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    assert done == ["a", "b"]
+
+
 async def test_action_may_cancel_and_add(autojump_clock: MockClock) -> None:
     timers, done = Timers(), []
     other = timers.at(1, lambda: done.append("other"))

@@ -16,6 +16,7 @@ import trio.testing
 from helpers.asgi_client import AsgiClient
 from helpers.stepped_engine import VOCAB_SIZE, SteppedEngine
 from trioengine.client.engine_client import EngineClient
+from trioengine.client.restart_budget import RestartBudget
 from trioengine.config import ServerConfig
 from trioengine.errors import PeerGoneError
 from trioengine.http.app import create_app
@@ -56,7 +57,10 @@ class World:
         self, config: ServerConfig, engine: SteppedEngine, offload: Offload, nursery: trio.Nursery
     ) -> None:
         self.client = EngineClient(
-            max_queue_sequences=config.max_queue_sequences, max_queue_time_s=config.max_queue_time_s
+            max_queue_sequences=config.max_queue_sequences,
+            max_queue_time_s=config.max_queue_time_s,
+            restarts=RestartBudget(config.engine_restarts),
+            replay=config.replay,
         )
         self.engine = engine
         self.app = create_app(self.client, lambda: TOKENIZER, config, offload=offload)
@@ -80,6 +84,15 @@ class World:
         for _ in range(times):
             self.engine.turn()
             await self.settle()
+
+    async def replace_engine(self, engine: SteppedEngine) -> None:
+        """Put another engine in the place of one that died and may be followed."""
+        await self.client.status.death.wait_settled()
+        await self.settle()
+        self.client.status.begin_again()
+        self.engine = engine
+        await self._nursery.start(_run_incarnation, self)
+        self.client.status.mark_ready()
 
     async def run_until_idle(self) -> None:
         """Turn until nothing is left to do."""

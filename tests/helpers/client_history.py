@@ -287,7 +287,7 @@ class World:
         client, now_s = self.client, trio.current_time()
         if client.status.dead.is_set():
             return
-        assert not client._table._queue or client._table.num_sent == client._room
+        assert not client._table._queue or client._table.num_sent == client._outlet.room
         for request in self.requests:
             stream = request.stream
             if stream.num_live and stream.aborted_s is None:

@@ -57,11 +57,12 @@ class ScriptedEngine:
     Attributes:
         sent: What the client has sent.
         gone: Sending finds nobody.
+        is_ready: It has said so.
     """
 
     def __init__(self, *, max_num_seqs: int = 4, ready: bool = True) -> None:
         self.sent: list[ClientMessage] = []
-        self.gone = False
+        self.gone = self.is_ready = False
         self._limits = EngineLimits(max_num_seqs, 2048, 16, 256)
         self._said: list[EngineMessage] = []
         self._left = False
@@ -89,6 +90,7 @@ class ScriptedEngine:
 
     def say_ready(self) -> None:
         """Deliver ``Ready``."""
+        self.is_ready = True
         self.say(Ready(MODEL, self._limits))
 
     def say_outputs(self, *deltas: RequestOutput, step: int = 1, **stats: int) -> None:

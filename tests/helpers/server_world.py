@@ -299,7 +299,9 @@ class World:
         assert len(table.streams) <= waiting, "a client has left, its request has not"
         aborting = {i for i, s in table._live.items() if s.state is SequenceState.ABORTING}
         assert aborting <= set(wired.asked_to_abort), "an abort waits for something"
-        assert not table._queue or table.num_sent == client._room, "the engine is left to starve"
+        assert not table._queue or table.num_sent == client._outlet.room, (
+            "the engine is left to starve"
+        )
         now_s = trio.current_time()
         for stream in table.streams:
             latest_s = stream.opened_s + CONFIG.max_queue_time_s

@@ -211,6 +211,9 @@ class MemoryEngine:
             self.wired.crash()
         await trio.lowlevel.checkpoint()
 
+    def kill(self) -> None:
+        self.wired.crash()
+
     def close(self) -> None:
         self.closed = True
 

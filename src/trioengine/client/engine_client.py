@@ -7,20 +7,19 @@ with ``run_incarnation`` and detach when they end. Within one, a single reader t
 off the wire and puts them where they belong, and never waits for a consumer.
 
 ``open_stream`` registers, charges and sends in one synchronous step, ``close`` aborts in one: there
-is no checkpoint at which a cancelled task could leave half of it behind.
+is no checkpoint at which a cancelled task could leave half of it behind. An aborted sequence takes
+its place in the engine until the engine has confirmed.
 
-The queue is the server's. The engine holds at most twice ``max_num_seqs`` sequences, running and
-waiting, so that it never starves and what leaves the queue costs it nothing. An aborted sequence
-takes its place until the engine has confirmed.
-
-The end of an incarnation, seen by whichever sensor, is told in this order: the status is DEAD, new
-requests are refused; the reader goes on until the wire is empty, so that what was on its way
-arrives; within 50 ms the cause is settled, and every open stream fails with it.
+The end of an incarnation, seen by whichever sensor, is told in this order: the status is DEAD or
+RESTARTING; the reader goes on until the wire is empty, so that what was on its way arrives; within
+50 ms the cause is settled, and every stream that the engine had fails with it. Where another is to
+come, what the engine had not heard of waits for that one, and so does, once and if so asked for
+(``replay``), what nobody has seen an answer to.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -28,14 +27,15 @@ from trioengine.client.admission import Admission
 from trioengine.client.control_calls import ControlCalls
 from trioengine.client.engine_stats import StatsLedger
 from trioengine.client.engine_status import EngineState, EngineStatus
+from trioengine.client.outlet import Outlet
 from trioengine.client.request_queue import RequestQueue
 from trioengine.client.request_stream import RequestStream
 from trioengine.client.sequence import SequenceRequest
 from trioengine.client.stream_table import StreamTable
 from trioengine.client.timers import Timers
+from trioengine.client.transport import Transport
 from trioengine.errors import (
     DeadlineExceededError,
-    EngineDeadError,
     EngineStartError,
     PeerGoneError,
     ProtocolError,
@@ -43,10 +43,8 @@ from trioengine.errors import (
     UnavailableError,
 )
 from trioengine.metrics import Metrics
-from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import (
     PROTOCOL_VERSION,
-    Abort,
     Accepted,
     CallResult,
     EngineLimits,
@@ -60,33 +58,14 @@ from trioengine.protocol import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import NoReturn
 
     from trioengine.client.admission import Slot
+    from trioengine.client.restart_budget import RestartBudget
     from trioengine.metrics import AbortReason
-    from trioengine.protocol import ClientMessage, EngineMessage
+    from trioengine.protocol import EngineMessage
 
 __all__ = ["EngineClient", "RequestStream", "SequenceRequest", "Transport"]
-
-LOOK_AHEAD: Final = 2  # times max_num_seqs: as many waiting in the engine as can run
-
-
-class Transport(Protocol):
-    """The wire to one engine incarnation, in memory or zmq. It has one owner at a time."""
-
-    def send(self, message: ClientMessage) -> None:
-        """Send without waiting.
-
-        Raises:
-            PeerGoneError: Nobody is there any more.
-        """
-
-    async def receive(self) -> list[EngineMessage]:
-        """Return at least one message, waiting for it. Cancelling it loses none.
-
-        Raises:
-            PeerGoneError: The peer is gone, and everything it had sent has been received.
-            ProtocolError: The peer does not keep to the protocol, or is a stranger.
-        """
 
 
 class EngineClient:
@@ -106,6 +85,8 @@ class EngineClient:
         max_queue_sequences: int = 1024,
         max_queue_time_s: float = 120.0,
         key_shares: Mapping[str, float] | None = None,
+        restarts: RestartBudget | None = None,
+        replay: bool = False,
     ) -> None:
         """Begin without an engine.
 
@@ -113,20 +94,22 @@ class EngineClient:
             key_shares: Weight of a key in the queue; 1 for those not named.
             max_queue_sequences: Most sequences at once, queued and running together.
             max_queue_time_s: Longest wait for a place in the engine; infinity for no bound.
+            restarts: Says whether a dead engine is started again; without it, never.
+            replay: Send once more, to the next engine, what nobody has seen an answer to.
         """
-        self.status = EngineStatus()
+        self.status = EngineStatus(restarts)
         self.admission = Admission(max_queue_sequences)
         self.metrics = Metrics()
         self.model: ModelInfo | None = None
         self.limits: EngineLimits | None = None
         self._max_queue_time_s = max_queue_time_s
+        self._replay = replay
         self._table = StreamTable(self.metrics, RequestQueue(key_shares))
         self._stats = StatsLedger(self.metrics, lambda: len(self._table))
         self._timers = Timers()
-        self._transport: Transport | None = None
-        self._room = 0  # sequences that the engine may hold
+        self._outlet = Outlet(self.status, self._table)
         self._next_id = 1
-        self._calls = ControlCalls(self._send)
+        self._calls = ControlCalls(self._outlet.send)
         self._idle = trio.lowlevel.ParkingLot()
         self.metrics.watch_state(lambda: self.status.state, EngineState)
 
@@ -172,12 +155,24 @@ class EngineClient:
             priority=priority,
             arrived_s=slot.arrived_s,
             opened_s=now_s,
+            num_replays=int(self._replay),
         )
         self._next_id += len(sequences)
         self._table.register(stream)
-        self._send_queued()
-        self._arm(stream, now_s, deadline_s)
+        self._outlet.fill()
+        if deadline_s is not None:
+            stream.timers.append(self._timers.at(deadline_s, lambda: stream.close("deadline")))
+        self._bound_wait(stream)
         return stream
+
+    def _bound_wait(self, stream: RequestStream) -> None:
+        """Close a stream that is queued now, if it still is when its time in the queue is over."""
+        if stream.num_queued:
+            opened_s = stream.opened_s
+            end = self._timers.at(
+                opened_s + self._max_queue_time_s, lambda: _end_wait(stream, opened_s)
+            )
+            stream.timers.append(end)
 
     def _refuse_unless_welcome(self, slot: Slot) -> None:
         status = self.status
@@ -211,15 +206,16 @@ class EngineClient:
             UnavailableError: There is no engine to ask; ``EngineDeadError`` if it dies meanwhile.
             InternalError: The engine says that it could not.
         """
-        if self._transport is None or self._room == 0:
-            raise self.status.refusal() or UnavailableError("there is no engine", code="starting")
+        if not self._outlet.room:
+            code = self.status.state.value
+            raise self.status.refusal() or UnavailableError("there is no engine now", code=code)
         return await self._calls.call(method, args)
 
     # For streams (StreamOwner) --------------------------------------------------------------
 
     def close_stream(self, stream: RequestStream, reason: AbortReason) -> None:
         """Abort what the stream still has in queue or engine, with at most one frame."""
-        self._abort(self._table.close(stream, reason, trio.current_time()))
+        self._outlet.abort(self._table.close(stream, reason, trio.current_time()))
         self._note_idle()
 
     def forget_stream(self, stream: RequestStream) -> None:
@@ -228,6 +224,10 @@ class EngineClient:
         self._note_idle()
 
     # An incarnation -------------------------------------------------------------------------
+
+    async def keep_time(self) -> NoReturn:
+        """End what is over time, until cancelled; an incarnation does so, too, while it lives."""
+        await self._timers.run()
 
     async def run_incarnation(
         self,
@@ -244,34 +244,38 @@ class EngineClient:
             EngineStartError: The engine ended before it was ready.
             ProtocolError: Another incarnation is attached.
         """
-        if self._transport is not None:
-            raise ProtocolError("another engine incarnation is attached")
-        self._transport = transport
+        self._outlet.attach(transport)
+        death = self.status.death
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timers.run)
-                nursery.start_soon(self._end_when_settled, nursery.cancel_scope)
+
+                @nursery.start_soon
+                async def end_when_settled() -> None:
+                    await death.wait_settled()
+                    nursery.cancel_scope.cancel(reason="the engine is dead")
+
                 await self._read(transport, lambda ready: task_status.started(ready))
-                if not self.status.dead.is_set():
+                if not death.seen.is_set():
                     nursery.cancel_scope.cancel(reason="the engine has left as asked")
-            was_ready = self._room > 0
+            was_ready = self._outlet.room > 0
         finally:
             self._detach()
         if not was_ready:
             raise EngineStartError(self.status.reason)
 
-    async def _end_when_settled(self, scope: trio.CancelScope) -> None:
-        await self.status.wait_settled()
-        scope.cancel(reason="the engine is dead")
-
     def _detach(self) -> None:
-        self._transport = None
-        self._room = 0
+        self._outlet.detach()
         self._stats.end()
-        if self.status.state is EngineState.DEAD:
-            self.fail_all(EngineDeadError(self.status.reason))
-        else:
-            self.fail_all(UnavailableError("the server is shutting down", code="draining"))
+        loss = self.status.loss()
+        if self.status.state is not EngineState.RESTARTING:
+            self.fail_all(loss)
+            return
+        for stream in self._table.lose_engine(loss):
+            stream.opened_s = trio.current_time()
+            self._bound_wait(stream)
+        self._calls.fail_all(loss)
+        self._note_idle()
 
     async def _read(self, transport: Transport, on_ready: Callable[[Ready], None]) -> None:
         """Take in messages until nobody is left to send any. Never waits for a consumer."""
@@ -289,18 +293,18 @@ class EngineClient:
             self.status.mark_dead(f"the engine broke the protocol: {error.message}")
 
     def _begin(self, ready: Ready) -> None:
-        if self._room:
+        if self._outlet.room:
             raise ProtocolError("a second Ready")
         self.model, self.limits = ready.model, ready.limits
-        self._room = LOOK_AHEAD * ready.limits.max_num_seqs
         self._stats.begin(ready.limits)
+        self._outlet.open(ready.limits)
 
     def _handle(self, message: EngineMessage) -> None:
         match message:
             case Outputs():
                 self._stats.note(message.step, message.stats)
-                self._abort(self._table.deliver(message.deltas, trio.current_time()))
-                self._send_queued()
+                self._outlet.abort(self._table.deliver(message.deltas, trio.current_time()))
+                self._outlet.fill()
                 self._note_idle()
             case Accepted():
                 self._table.accept(message.request_ids)
@@ -314,49 +318,12 @@ class EngineClient:
                 # Strangers are the transport's business; in memory there are none.
                 raise ProtocolError(f"it speaks version {message.version}")
 
-    # Out ------------------------------------------------------------------------------------
-
-    def _arm(self, stream: RequestStream, now_s: float, deadline_s: float | None) -> None:
-        if deadline_s is not None:
-            stream.timers.append(self._timers.at(deadline_s, lambda: stream.close("deadline")))
-        latest_s = now_s + self._max_queue_time_s
-        if stream.num_queued:
-            stream.timers.append(self._timers.at(latest_s, lambda: _end_wait(stream)))
-
-    def _send_queued(self) -> None:
-        """Fill the engine's look-ahead from the queue."""
-        while self._table.num_sent < self._room and not self.status.dead.is_set():
-            sequence = self._table.take_next(trio.current_time())
-            if sequence is None:
-                return
-            try:
-                self._send(sequence.take_add())
-            except (OverflowError, TypeError, ValueError) as error:
-                # It can't be encoded: as if the engine had refused it, at once.
-                self._handle_refusal(sequence.request_id, f"{type(error).__name__}: {error}")
-
-    def _handle_refusal(self, request_id: int, error: str) -> None:
-        terminal = RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
-        self._abort(self._table.deliver([terminal], trio.current_time()))
-
-    def _abort(self, request_ids: list[int]) -> None:
-        if request_ids:
-            self._send(Abort(request_ids))
-
-    def _send(self, message: ClientMessage) -> None:
-        """Send, or report that nobody is there: then what it was about fails within 50 ms."""
-        if self._transport is None:
-            return
-        try:
-            self._transport.send(message)
-        except PeerGoneError:
-            self.status.report_peer_gone()
-
     def _note_idle(self) -> None:
         if self._table.idle:
             self._idle.unpark_all()
 
 
-def _end_wait(stream: RequestStream) -> None:
-    if stream.num_queued:
+def _end_wait(stream: RequestStream, opened_s: float) -> None:
+    """Close a stream that still waits since ``opened_s``."""
+    if stream.num_queued and stream.opened_s == opened_s:
         stream.close("queue_timeout")

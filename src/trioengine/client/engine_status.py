@@ -1,15 +1,13 @@
-"""What state the engine is in, and why: one machine, many sensors, one cause of death.
+"""What state the engine is in, and why: one machine for as long as the server lives.
 
 Theory of operation
 -------------------
-The state moves along ``TRANSITIONS`` and nowhere else. Death may be seen by three sensors: the
-engine's own last word (``report_fatal``), the end of its process (``report_exit``), and a wire on
-which nobody is left (``report_peer_gone``). The first that speaks makes the state DEAD at once:
-new requests are refused and health says so. The *cause* is chosen among everything said within
-50 ms of that, in the order just given, because the sensor that is quickest knows least; then it is
-frozen (``settled``). No task is needed for that: a report that comes later is ignored, and whoever
-waits in ``wait_settled`` freezes the cause when the time is up. It is settled before, where no
-report could improve it: after a last word, or when the process has ended and its wire is drained.
+The state moves along ``TRANSITIONS`` and nowhere else. Each engine incarnation dies its own death
+(``death``), of which three sensors may tell: its last word (``report_fatal``), the end of its
+process (``report_exit``), a wire on which nobody is left (``report_peer_gone``). The first of them
+moves the state at once: new requests are refused or wait, and health says so. It moves to DEAD, or
+to RESTARTING where the budget allows one more start: the server serves on, and ``begin_again``
+makes room for the death of the next incarnation.
 
 Once STOPPED, the end of the engine is what was asked for, and every report is ignored.
 """
@@ -21,16 +19,17 @@ from typing import Final
 
 import trio
 
+from trioengine.client.engine_death import SETTLE_S, EngineDeath, Sensor
+from trioengine.client.restart_budget import RestartBudget
 from trioengine.errors import EngineDeadError, ProtocolError, UnavailableError
 
 __all__ = ["SETTLE_S", "TRANSITIONS", "EngineEvent", "EngineState", "EngineStatus"]
 
-SETTLE_S: Final = 0.05  # from the first sign of death to its frozen cause
 RETRY_AFTER_S: Final = 1.0  # where the server itself will come back
 
 
 class EngineState(enum.StrEnum):
-    """Where the engine stands. Nothing enters SLEEPING or RESTARTING yet; their names are set."""
+    """Where the engine stands."""
 
     STARTING = "starting"
     READY = "ready"
@@ -51,16 +50,20 @@ class EngineEvent(enum.StrEnum):
     DRAIN = "drain"
     STOP = "stop"
     DIE = "die"
+    FALL = "fall"  # it died, and another is to come
 
 
 _S, _E = EngineState, EngineEvent
-_ALIVE: Final = (_S.STARTING, _S.READY, _S.STALLED, _S.DRAINING)
+_SERVING: Final = (_S.READY, _S.STALLED)
+_ALIVE: Final = (_S.STARTING, *_SERVING, _S.DRAINING, _S.RESTARTING)
 
 TRANSITIONS: Final[dict[tuple[EngineState, EngineEvent], EngineState]] = {
     (_S.STARTING, _E.READY): _S.READY,
+    (_S.RESTARTING, _E.READY): _S.READY,
     (_S.READY, _E.STALL): _S.STALLED,
     (_S.STALLED, _E.RECOVER): _S.READY,
-    **{(state, _E.DRAIN): _S.DRAINING for state in (_S.STARTING, _S.READY, _S.STALLED)},
+    **{(state, _E.FALL): _S.RESTARTING for state in (*_SERVING, _S.RESTARTING)},
+    **{(state, _E.DRAIN): _S.DRAINING for state in (_S.STARTING, *_SERVING, _S.RESTARTING)},
     **{(state, _E.STOP): _S.STOPPED for state in _ALIVE},
     **{(state, _E.DIE): _S.DEAD for state in _ALIVE},
     # Cleanup and late sensors come in any order: what is over stays over, as it was.
@@ -75,14 +78,6 @@ _REASONS: Final = {
 }
 
 
-class _Sensor(enum.IntEnum):
-    """Who tells of a death; the lowest knows best."""
-
-    LAST_WORD = 0
-    EXIT = 1
-    WIRE = 2
-
-
 class EngineStatus:
     """The engine's state, as everything in the server sees it.
 
@@ -90,27 +85,27 @@ class EngineStatus:
         state: Now.
         reason: One sentence on why; empty while all is well.
         since_s: When this state was entered, ``trio.current_time()``.
-        progress: Phase and fraction in [0, 1] while STARTING, once something is known.
+        progress: Phase and fraction in [0, 1] of a start, once something is known.
         was_ready: It has been READY at least once.
-        dead: Set at the first sign of death; ``reason`` may still improve.
-        settled: Set when the cause of death is frozen.
+        death: Of the present incarnation, or of the last while there is none.
+        dead: Set when the state is DEAD; ``reason`` may still improve.
+        restarts: Says whether a dead engine is started again.
         traceback: The engine's own, with its last word; for the log.
         refused: Its last word was that it cannot be what it was told to be.
     """
 
-    def __init__(self) -> None:
-        """Begin STARTING, now. Must be made within a Trio run."""
+    def __init__(self, restarts: RestartBudget | None = None) -> None:
+        """Begin STARTING, now; without ``restarts``, one death is the end."""
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
         self.since_s = trio.current_time()
         self.progress: tuple[str, float] | None = None
         self.was_ready = False
+        self.death = EngineDeath()
         self.dead = trio.Event()
-        self.settled = trio.Event()
+        self.restarts = RestartBudget() if restarts is None else restarts
         self.traceback = ""
         self.refused = False
-        self._reports: dict[_Sensor, str] = {}
-        self._drained = False
 
     def __repr__(self) -> str:
         return f"<EngineStatus {self.state}{f': {self.reason}' if self.reason else ''}>"
@@ -119,12 +114,13 @@ class EngineStatus:
 
     def set_progress(self, phase: str, fraction: float) -> None:
         """Note how far the start has come; after it, progress is old news and ignored."""
-        if self.state is EngineState.STARTING:
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self.progress = phase, fraction
 
     def mark_ready(self) -> None:
-        """Say that requests are welcome. Raises ``ProtocolError`` unless STARTING."""
+        """Say that it takes requests. Raises ``ProtocolError`` unless STARTING or RESTARTING."""
         self._advance(EngineEvent.READY)
+        self.restarts.note_ready(self.since_s)
         self.was_ready = True
         self.progress = None
 
@@ -148,9 +144,12 @@ class EngineStatus:
         self._advance(EngineEvent.STOP)
 
     def refusal(self) -> UnavailableError | None:
-        """Return a new instance of what a new request gets now, ``None`` if it is welcome."""
+        """Return a new instance of what a new request gets now, ``None`` if it is welcome.
+
+        It is welcome to wait where the engine is being started again.
+        """
         state = self.state
-        if state is EngineState.READY:
+        if state in (EngineState.READY, EngineState.RESTARTING):
             return None
         if state is EngineState.DEAD:
             return EngineDeadError(self.reason)
@@ -158,21 +157,40 @@ class EngineStatus:
             return UnavailableError(self.reason, code=EngineState.DRAINING.value)
         return UnavailableError(self.reason, code=state.value, retry_after_s=RETRY_AFTER_S)
 
+    def loss(self) -> UnavailableError:
+        """Return a new instance of what a request gets that has lost its engine."""
+        if self.state is EngineState.DEAD:
+            return EngineDeadError(self.reason)
+        if self.state is EngineState.RESTARTING:
+            return EngineDeadError(
+                f"the engine died and is being started again: {self.reason}",
+                code=EngineState.RESTARTING.value,
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return UnavailableError("the server is shutting down", code=EngineState.DRAINING.value)
+
     # The death ------------------------------------------------------------------------------
 
-    def mark_dead(self, reason: str) -> None:
-        """Say that it is dead, of this cause and no other."""
-        self._report(_Sensor.LAST_WORD, reason)
+    def begin_again(self) -> None:
+        """Make room for the next incarnation, and its death. Raises unless RESTARTING."""
+        if self.state is not EngineState.RESTARTING:
+            raise ProtocolError(f"no engine follows one that is {self.state}")
+        self.death = EngineDeath()
+        self.traceback, self.refused, self.progress = "", False, None
+
+    def mark_dead(self, reason: str, *, final: bool = False) -> None:
+        """Say that it is dead, of this cause and no other; ``final``: whatever the budget says."""
+        self._report(Sensor.LAST_WORD, reason, final=final)
 
     def report_fatal(self, cause: str, traceback: str = "", *, refused: bool = False) -> None:
         """Sensor: the engine's own last word; ``refused`` where the configuration is at fault."""
-        if self._report(_Sensor.LAST_WORD, cause):
+        if self._report(Sensor.LAST_WORD, cause):
             self.traceback = traceback
             self.refused = refused
 
     def report_exit(self, reason: str) -> None:
         """Sensor: its process has ended; ``reason`` says how, with its last line of output."""
-        self._report(_Sensor.EXIT, reason)
+        self._report(Sensor.EXIT, reason)
 
     def report_peer_gone(self, *, drained: bool = False) -> None:
         """Sensor: nobody is at the other end of the wire.
@@ -180,31 +198,34 @@ class EngineStatus:
         Args:
             drained: Everything that it had sent has been received: no last word can come.
         """
-        self._drained |= drained
-        self._report(_Sensor.WIRE, "the engine has closed its end of the wire")
+        if drained:
+            self.death.note_drained()
+        self._report(Sensor.WIRE, "the engine has closed its end of the wire")
 
     async def wait_settled(self) -> None:
-        """Wait until it is dead and the cause frozen, at most 50 ms after the first sign."""
+        """Wait until it is DEAD and the cause frozen, at most 50 ms after the first sign."""
         await self.dead.wait()
-        with trio.move_on_at(self.since_s + SETTLE_S):
-            await self.settled.wait()
-        self.settled.set()
+        await self.death.wait_settled()
 
-    def _report(self, sensor: _Sensor, reason: str) -> bool:
+    def _report(self, sensor: Sensor, reason: str, *, final: bool = False) -> bool:
         """Weigh one report; False where it comes too late, or the end was asked for."""
-        left = self._advance(EngineEvent.DIE, reason)
-        if self.state is not EngineState.DEAD:
+        if self.state is EngineState.STOPPED:
             return False
-        if left is EngineState.DEAD and trio.current_time() > self.since_s + SETTLE_S:
-            self.settled.set()
-        if self.settled.is_set():
+        if not self.death.seen.is_set():
+            self._advance(self._fate(final=final), reason)
+        if not self.death.report(sensor, reason):
             return False
-        self._reports.setdefault(sensor, reason)
-        self.reason = self._reports[min(self._reports)]
-        self.dead.set()
-        if _Sensor.LAST_WORD in self._reports or (self._drained and _Sensor.EXIT in self._reports):
-            self.settled.set()
+        self.reason = self.death.cause
+        if self.state is EngineState.DEAD:
+            self.dead.set()
         return True
+
+    def _fate(self, *, final: bool) -> EngineEvent:
+        """Return what a death leads to, and count it. Only what once served is started again."""
+        may_fall = (self.state, EngineEvent.FALL) in TRANSITIONS and not final
+        if may_fall and self.restarts.note_death(trio.current_time()):
+            return EngineEvent.FALL
+        return EngineEvent.DIE
 
     # The machine ----------------------------------------------------------------------------
 

@@ -51,6 +51,13 @@ class RequestQueue:
         lane.push(sequence)
         self._num_waiting += 1
 
+    def give_back(self, sequence: Sequence) -> None:
+        """Queue a sequence as if it had not been taken out: before all of its key and priority."""
+        lane = self._lanes[sequence.key]
+        lane.push(sequence, first=True)
+        lane.position -= lane.stride
+        self._num_waiting += 1
+
     def pop(self) -> Sequence | None:
         """Take the next sequence out, ``None`` if nobody waits."""
         if not self._num_waiting:
@@ -93,12 +100,14 @@ class _Lane:
     def __bool__(self) -> bool:
         return bool(self._priorities)
 
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: Sequence, *, first: bool = False) -> None:
         priority = sequence.priority
         if priority not in self._waiting:
             insort(self._priorities, priority)
             self._waiting[priority] = collections.OrderedDict()
         self._waiting[priority][sequence.request_id] = sequence
+        if first:
+            self._waiting[priority].move_to_end(sequence.request_id, last=False)
 
     def pop(self) -> Sequence:
         priority = self._priorities[0]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import trio
 
-from trioengine.client.sequence import Sequence
+from trioengine.client.sequence import Sequence, SequenceState
 from trioengine.errors import (
     CancelledByUserError,
     DeadlineExceededError,
@@ -61,12 +61,13 @@ class RequestStream:
     Attributes:
         sequences: In the order they were asked for.
         arrived_s: When the request arrived; latencies count from here.
-        opened_s: When it was queued.
+        opened_s: When it was queued last.
         first_token_s: When the first token of any sequence arrived, else ``None``.
         aborted_s: When it was closed while something was still owed, else ``None``.
         error: What ``receive`` raises once it has handed out what came before.
         num_live: Sequences whose end is not known yet.
         num_queued: Sequences in the server's queue.
+        num_replays: How often another engine may be asked, where one dies.
         ended: Set when ``num_live`` is 0: the engine holds nothing of this request any more.
         timers: To be cancelled when it ends.
     """
@@ -81,6 +82,7 @@ class RequestStream:
         priority: int,
         arrived_s: float,
         opened_s: float,
+        num_replays: int = 0,
     ) -> None:
         """Number the sequences from ``first_id`` on, all QUEUED."""
         self.sequences = tuple(
@@ -95,9 +97,12 @@ class RequestStream:
         self.num_live = self.num_queued = len(self.sequences)
         self.ended = trio.Event()
         self.timers: list[Timer] = []
+        self.num_replays = num_replays
         self._owner = owner
         self._closed = False
-        self._num_unaccepted = self._num_owed = len(self.sequences)
+        self._handed_out = False
+        self._num_unaccepted = self._num_owed = self._num_unfinished = len(self.sequences)
+        self._gathers = False
         self._full: list[Sequence] = []  # those with something in their cell
         self._num_merged = 0  # tokens and alternatives in the cells beyond their first delta
         self._waiter: trio.lowlevel.Task | None = None
@@ -148,6 +153,22 @@ class RequestStream:
             await self._wait()
         return self._take()
 
+    async def receive_whole(self) -> list[tuple[int, RequestOutput]]:
+        """Return everything, merged: (index, all of it) for each sequence, once all have ended.
+
+        For consumers that can show nothing before: until then the request can be replayed.
+
+        Raises:
+            TrioEngineError: As of ``receive``; what has arrived before is kept from its consumer.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._gathers = True
+        while self._num_unfinished and self.error is None:
+            await self._wait()
+        if self._full and not self._num_unfinished:
+            return self._take()
+        raise trio.EndOfChannel if self.error is None else copy.copy(self.error)
+
     def __aiter__(self) -> Self:
         return self
 
@@ -189,8 +210,14 @@ class RequestStream:
 
     def put(self, sequence: Sequence, delta: RequestOutput) -> bool:
         """Put a delta into its cell; True if it was merged with one that waits there."""
+        if delta.finish_reason is not None:
+            self._num_unfinished -= 1
+            if not self._num_unfinished:
+                self._wake()
         if sequence.cell is not None:
             sequence.cell.merge(delta)
+            if self._gathers:
+                return False
             self._num_merged += len(delta.token_ids)
             if delta.logprobs is not None:
                 self._num_merged += sum(len(told.top) for told in delta.logprobs)
@@ -211,6 +238,20 @@ class RequestStream:
             self.error = error
             self._wake()
 
+    @property
+    def replayable(self) -> bool:
+        """True where it may be asked of another engine: nobody has seen any of its answer."""
+        return self.num_replays > 0 and not self._handed_out and self.error is None
+
+    def begin_again(self, sequences: list[Sequence]) -> None:
+        """Forget what came of these; another engine is to answer."""
+        self.num_replays -= 1
+        self.num_queued += len(sequences)
+        for sequence in sequences:
+            sequence.cell = sequence.last_token_s = None
+        self._full = [sequence for sequence in self._full if sequence.cell is not None]
+        self._num_merged = 0
+
     def discard(self) -> None:
         """Forget what was not taken."""
         for sequence in self._full:
@@ -227,6 +268,11 @@ class RequestStream:
     # In between -----------------------------------------------------------------------------
 
     def _take(self) -> list[tuple[int, RequestOutput]]:
+        if not self._handed_out:
+            self._handed_out = True
+            for sequence in self.sequences:  # it will not be sent again
+                if sequence.state is not SequenceState.QUEUED:
+                    sequence.request = None
         full, self._full = self._full, []
         self._num_merged = 0
         deltas = []

@@ -47,6 +47,7 @@ class SequenceEvent(enum.IntEnum):
     DELTA = enum.auto()
     TERMINAL = enum.auto()
     CLOSE = enum.auto()
+    RETURN = enum.auto()  # the engine died; the next one gets it
     ENGINE_DEAD = enum.auto()
 
 
@@ -58,6 +59,7 @@ TRANSITIONS: Final[dict[tuple[SequenceState, SequenceEvent], SequenceState]] = {
     (_S.OPEN, _E.DELTA): _S.OPEN,
     (_S.OPEN, _E.TERMINAL): _S.FINISHED,
     (_S.OPEN, _E.CLOSE): _S.ABORTING,  # the one edge that sends an abort
+    (_S.OPEN, _E.RETURN): _S.QUEUED,
     (_S.ABORTING, _E.DELTA): _S.ABORTING,  # late: dropped, not an error
     (_S.ABORTING, _E.TERMINAL): _S.FINISHED,  # confirmed, or it had finished before
     **{(state, _E.ENGINE_DEAD): _S.FAILED for state in (_S.QUEUED, _S.OPEN, _S.ABORTING)},
@@ -74,7 +76,7 @@ class Sequence:
         priority: Lower goes first among those of the same key.
         key: Whose share of the queue it takes.
         state: See ``TRANSITIONS``.
-        request: What is asked; dropped as soon as the engine has it, prompts are long.
+        request: What is asked; dropped once it will not be sent (again), prompts are long.
         accepted: The engine has it in its own queue.
         last_token_s: When its last token arrived.
         cell: What its consumer has not taken yet.
@@ -105,14 +107,18 @@ class Sequence:
         self.last_token_s: float | None = None
         self.cell: RequestOutput | None = None
 
-    def take_add(self) -> Add:
-        """Return the message that starts it, and let go of the prompt. Raises on a second call.
+    def take_add(self, *, again: bool = False) -> Add:
+        """Return the message that starts it; let go of the prompt unless it may be sent ``again``.
 
         The engine knows no keys: among several, it must not let one's priority pass the others.
+
+        Raises:
+            ProtocolError: It has let go of it before.
         """
-        if self.request is None:
+        if (request := self.request) is None:
             raise ProtocolError(f"sequence {self.request_id} was sent already")
-        request, self.request = self.request, None
+        if not again:
+            self.request = None
         priority = 0 if self.key else self.priority
         return Add(self.request_id, request.prompt_token_ids, request.params, priority)
 

@@ -164,18 +164,45 @@ class StreamTable:
         self.streams.pop(stream, None)
 
     def fail_all(self, error: TrioEngineError) -> None:
-        """End everything that is not finished: the engine holds none of it any more."""
-        live, self._live = self._live, {}
-        self._queue.clear()
+        """End everything that is not finished: there is no engine, and none will come."""
         self.num_sent = 0
-        for sequence in live.values():
-            sequence.advance(SequenceEvent.ENGINE_DEAD)
-            stream = sequence.stream
-            stream.num_live -= 1
-            stream.num_queued = 0
-            if not stream.num_live:
-                self._give_up(stream, error)
-                stream.ended.set()
+        for stream in dict.fromkeys(sequence.stream for sequence in self._live.values()):
+            self._fail(stream, error)
+
+    def lose_engine(self, error: TrioEngineError) -> list[RequestStream]:
+        """End what the engine held, or queue it again where that may be; keep what is queued.
+
+        Returns:
+            The streams that were queued again.
+        """
+        self.num_sent = 0
+        held: dict[RequestStream, list[Sequence]] = {}
+        for sequence in self._live.values():
+            if sequence.state is not SequenceState.QUEUED:
+                held.setdefault(sequence.stream, []).append(sequence)
+        returned = {stream: sequences for stream, sequences in held.items() if stream.replayable}
+        for stream in held:
+            if stream not in returned:
+                self._fail(stream, error)
+        # The last first: each goes before all that wait.
+        for stream, sequences in reversed(returned.items()):
+            stream.begin_again(sequences)
+            for sequence in reversed(sequences):
+                sequence.advance(SequenceEvent.RETURN)
+                self._queue.give_back(sequence)
+        return list(returned)
+
+    def _fail(self, stream: RequestStream, error: TrioEngineError) -> None:
+        """End every sequence of a stream that the engine has died with."""
+        for sequence in stream.sequences:
+            if self._live.pop(sequence.request_id, None) is None:
+                continue
+            if sequence.advance(SequenceEvent.ENGINE_DEAD) is SequenceState.QUEUED:
+                self._queue.remove(sequence)
+            sequence.request = None
+        stream.num_live = stream.num_queued = 0
+        self._give_up(stream, error)
+        stream.ended.set()
 
     def _give_up(self, stream: RequestStream, error: TrioEngineError) -> None:
         self.forget(stream)

@@ -47,6 +47,7 @@ class Timers:
         self._made = 0
         self._cancelled = 0
         self._earlier = trio.Event()
+        self._running = trio.Lock()
 
     def __len__(self) -> int:
         """Timers that will act."""
@@ -76,12 +77,16 @@ class Timers:
                 action()
 
     async def run(self) -> NoReturn:
-        """Do everything when it is due, until cancelled."""
-        while True:
-            self._earlier = trio.Event()
-            with trio.move_on_at(self._next_s()):
-                await self._earlier.wait()
-            self.fire_due(trio.current_time())
+        """Do everything when it is due, until cancelled.
+
+        Any number of tasks may run this; one of them does the work.
+        """
+        async with self._running:
+            while True:
+                self._earlier = trio.Event()
+                with trio.move_on_at(self._next_s()):
+                    await self._earlier.wait()
+                self.fire_due(trio.current_time())
 
     def _next_s(self) -> float:
         return self._heap[0][0] if self._heap else math.inf

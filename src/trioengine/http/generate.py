@@ -89,8 +89,7 @@ async def _whole(
     exchange: Exchange, stream: RequestStream, collection: Collection, replies: Replies
 ) -> Response:
     exchange.record.tally = collection.tally
-    while not stream.finished:
-        collection.add(await stream.receive())
+    collection.add(await stream.receive_whole())
     body = replies.whole(collection.choices(), collection.tally.usage)
     return Response(body, content_type="application/json")
 

@@ -72,8 +72,8 @@ def health_routes(client: EngineClient) -> Blueprint:
 
 async def _settle(client: EngineClient) -> None:
     """Let a death that has just been seen find its cause, which takes 50 ms at the most."""
-    if client.status.dead.is_set():
-        await client.status.wait_settled()
+    if client.status.death.seen.is_set():
+        await client.status.death.wait_settled()
 
 
 def _describe(client: EngineClient) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _describe(client: EngineClient) -> dict[str, Any]:
         "reason": status.reason,
         "since_s": round(trio.current_time() - status.since_s, 3),
     }
-    if status.state is EngineState.STARTING and status.progress is not None:
+    if status.progress is not None:
         phase, fraction = status.progress
         body |= {"phase": phase, "progress": round(fraction, 3)}
     return body

@@ -104,6 +104,10 @@ class EngineProcess:
         with trio.move_on_after(KILL_S):
             await self.exited.wait()
 
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended. Works on a stopped process, too."""
+        self._spawned.process.kill()
+
     def close(self) -> None:
         """Kill it if it still lives, reap it, remove its directory, close our ends. Idempotent."""
         self._spawned.discard()

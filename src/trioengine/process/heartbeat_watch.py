@@ -2,7 +2,8 @@
 
 Stalled means one of two things: no beat for ``beat_timeout_s`` (the process is stopped or starved;
 the lifeline thread beats once a second, also during a long step), or one step older than
-``stall_timeout_s``. Neither is death: the state goes back to ready by itself once the engine moves.
+``stall_timeout_s``. Neither is death: the state goes back to ready by itself once the engine moves,
+unless the user wants something done about it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ async def watch_heartbeat(
     *,
     beat_timeout_s: float,
     stall_timeout_s: float,
+    on_stall: Callable[[str], None] = lambda reason: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Move ``status`` between READY and STALLED until cancelled.
@@ -67,6 +69,7 @@ async def watch_heartbeat(
             seconds, and an engine that drains or is dead has other bounds.
         beat_timeout_s: Longest silence.
         stall_timeout_s: Longest step.
+        on_stall: Told why, once the state says so.
         clock: The page's clock, which is not Trio's.
     """
     judge = StallJudge(
@@ -76,6 +79,7 @@ async def watch_heartbeat(
         reason = judge.judge(read(), clock())
         if status.state is EngineState.READY and reason is not None:
             status.mark_stalled(reason)
+            on_stall(reason)
         elif status.state is EngineState.STALLED and reason is None:
             status.mark_recovered()
         await trio.sleep(LOOK_EVERY_S)

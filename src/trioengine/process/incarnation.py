@@ -40,6 +40,9 @@ class Engine(Protocol):
         Needs ``watch`` to be running.
         """
 
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+
     def close(self) -> None:
         """Leave nothing of it behind, at once. Idempotent."""
 
@@ -85,6 +88,9 @@ class ProcessEngine:
 
     async def stop(self, grace_s: float) -> None:
         await self._process.stop(grace_s)
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         self._wire.close()

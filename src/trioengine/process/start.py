@@ -1,4 +1,4 @@
-"""Bring an engine up: its model, its process and wire, and the server's own tokenizer."""
+"""Bring an engine up: its model, its process and wire, and (once) the server's own tokenizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import trio
 
 from trioengine import log
+from trioengine.bare_errors import bare_errors
 from trioengine.errors import EngineStartError
 from trioengine.process.incarnation import ProcessEngine
 from trioengine.process.model_preparation import prepare_in_child
@@ -46,10 +47,10 @@ def adopt_process(spawned: SpawnedEngine) -> Engine:
 
 
 class EngineStart:
-    """One start.
+    """Starts one engine after the other.
 
     Attributes:
-        engine: Once it has been started; to be closed by whoever ends the server.
+        engine: The present one, once it has been started; to be closed by whoever ends the server.
         tokenizer: Once it is loaded.
     """
 
@@ -86,11 +87,17 @@ class EngineStart:
         logger.info("%s started", self.engine.name)
         timeout_s = self._config.start_timeout_s
         try:
-            with trio.fail_after(timeout_s):
+            with bare_errors(), trio.fail_after(timeout_s):
                 await self._attach(self.engine, nursery)
         except trio.TooSlowError:
             raise EngineStartError(f"the engine was not ready within {timeout_s:g} s") from None
         return self.engine
+
+    def discard(self) -> None:
+        """Leave nothing of the present engine behind; the next start gets another. Idempotent."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
 
     async def _prepare_model(self) -> None:
         """Have the model fetched and converted where it is not yet."""
@@ -106,10 +113,10 @@ class EngineStart:
         self._client.status.set_progress("starting the engine", 0.0)
         nursery.start_soon(self._report_end, engine)
         async with trio.open_nursery() as loading:
-            if self._source.model_dir is not None:
+            if self._source.model_dir is not None and self.tokenizer is None:
                 loading.start_soon(self._load_tokenizer, self._source.model_dir)
             ready: Ready = await nursery.start(self._client.run_incarnation, engine.transport)
-            if self._source.model_dir is None:
+            if self.tokenizer is None and self._source.model_dir is None:
                 loading.start_soon(self._simulate_tokenizer, ready.model.vocab_size)
 
     async def _report_end(self, engine: Engine) -> None:
