@@ -21,6 +21,8 @@ from trioengine.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trio.abc import Clock
+
     from trioengine.config import ServerConfig
     from trioengine.models.source import ModelSource
     from trioengine.process.last_resort import LastResort
@@ -185,7 +187,7 @@ def _run(
     # at 2,000 streams the default thresholds cost a sixth of the server's time.
     gc.set_threshold(20_000, 10, 50)
     try:
-        trio.run(serving)
+        trio.run(serving, clock=_clock(config))
     except BaseException as error:  # noqa: ASYNC103 - outside Trio: the end becomes a code
         code, cause = judge_end(error)
         if code is ExitCode.UNEXPECTED:
@@ -194,6 +196,15 @@ def _run(
         code, cause = ExitCode.ASKED, ""
     last_resort.code, last_resort.cause = code, cause
     return code, cause
+
+
+def _clock(config: ServerConfig) -> Clock | None:
+    """Return Trio's own clock (``None``), unless a fault plan makes time jump."""
+    if config.engine.fault_plan is None:
+        return None
+    from trioengine.process.faults import faulty_clock
+
+    return faulty_clock(config.engine.fault_plan)
 
 
 # models ------------------------------------------------------------------------------------------

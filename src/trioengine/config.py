@@ -11,13 +11,16 @@ from typing import Literal
 
 import msgspec
 
+from trioengine.fault_plan import FaultPlan
+
 __all__ = ["EngineConfig", "EngineOptions", "ServerConfig"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user may choose about the engine; the same whatever incarnation runs.
 
-    ``None`` means that the engine decides when it knows device and model.
+    ``None`` means that the engine decides when it knows device and model; of ``fault_plan``, that
+    nothing goes wrong on purpose.
 
     Attributes:
         quantization: Of the native runner's weights: ``none`` (bfloat16), ``int8`` and ``q4`` round
@@ -42,6 +45,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: int | None = None
     engine_args: dict[str, str | int | float | bool] = {}
     profile_dir: str | None = None
+    fault_plan: FaultPlan | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

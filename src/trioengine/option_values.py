@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
 from pathlib import Path
 from typing import Final, Literal
 
@@ -9,10 +11,12 @@ import msgspec
 
 from trioengine.api_keys import read_key_lines
 from trioengine.errors import ConfigError
+from trioengine.fault_plan import FaultPlan, decode_plan
 
 __all__ = ["READERS", "Kind", "is_blank"]
 
-Kind = Literal["text", "integer", "number", "switch", "list", "json", "template", "keys"]
+ALLOW_FAULTS: Final = "TRIOENGINE_ALLOW_FAULTS"
+Kind = Literal["text", "integer", "number", "switch", "list", "json", "template", "keys", "faults"]
 
 
 def is_blank(raw: object) -> bool:
@@ -88,6 +92,18 @@ def _read_keys(raw: object) -> dict[str, float]:
     return dict(read_key_lines(Path(_read_text(raw)).read_text(encoding="utf-8")))
 
 
+def _read_faults(raw: object) -> FaultPlan:
+    """Return the fault plan in the file named ``raw``; refused unless faults are allowed."""
+    if os.environ.get(ALLOW_FAULTS) != "1":
+        raise ValueError(f"faults on purpose are not allowed here: {ALLOW_FAULTS} is not 1")
+    path = Path(_read_text(raw))
+    decode = msgspec.json.decode if path.suffix == ".json" else tomllib.loads
+    try:
+        return decode_plan(path.read_text(encoding="utf-8"), decode)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+
+
 # A reader raises ValueError, TypeError, OSError or MsgspecError for what it cannot use.
 READERS: Final = {
     "text": _read_text,
@@ -98,4 +114,5 @@ READERS: Final = {
     "json": _read_json,
     "template": _read_template,
     "keys": _read_keys,
+    "faults": _read_faults,
 }

@@ -38,6 +38,7 @@ class Option:
         choices: All that a text may be.
         low: Smallest number.
         high: Largest number.
+        hidden: Not in ``--help``.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Option:
     choices: tuple[str, ...] = ()
     low: float = 0
     high: float = math.inf
+    hidden: bool = False
 
     @property
     def flag(self) -> str:
@@ -293,6 +295,14 @@ OPTIONS: Final = (
     ),
     Option("enable-admin", "enable_admin", "serve the administrative endpoints", "switch"),
     Option("profile-dir", "engine.profile_dir", "where profiles are written", unit="DIR"),
+    Option(
+        "fault-plan",
+        "engine.fault_plan",
+        "what goes wrong on purpose",
+        "faults",
+        "FILE",
+        hidden=True,
+    ),
 )
 
 MODEL: Final = Option("model", "model", "what to serve", unit="MODEL")  # has no flag: an argument

@@ -37,6 +37,7 @@ def add_flags(parser: argparse._ActionsContainer, options: Iterable[Option]) -> 
     for option in options:
         help_ = option.help + ("" if _unsaid(option.default) else f" (default: {option.default})")
         help_ = help_.replace("%", "%%")
+        help_ = argparse.SUPPRESS if option.hidden else help_
         if option.kind == "switch":
             action = argparse.BooleanOptionalAction if option.default else "store_true"
             parser.add_argument(option.flag, action=action, default=None, help=help_)

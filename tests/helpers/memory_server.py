@@ -48,7 +48,7 @@ __all__ = ["CONFIG", "NUM_BLOCKS", "TOKENIZER", "MemoryServer", "in_memory", "op
 NUM_BLOCKS = 6
 TOKENIZER = Tokenizer.simulated(VOCAB_SIZE)
 CONFIG = ServerConfig(
-    uds=str(Path(tempfile.mkdtemp(prefix="trioengine-histories-")) / "s"),
+    uds=str(Path(tempfile.mkdtemp(prefix="histories-of-trioengine-")) / "s"),
     max_queue_sequences=12,
     max_queue_time_s=2.0,
     drain_timeout_s=3.0,

@@ -167,7 +167,8 @@ def check_error(world: World, request: Request, code: str, status: int) -> None:
         case "engine_dead":
             assert world.died
         case "draining":
-            assert world.asked or world.finishing or world.died
+            dead = world.memory.client.status.state is EngineState.DEAD
+            assert world.asked or request.submit.late_body or (world.finishing and not dead)
         case "stalled":
             assert world.stalled
 
@@ -180,6 +181,8 @@ def may_be_cut(world: World, request: Request) -> bool:
         return world.asked or world.died
     if world.cut_short:
         return True
+    if request.reused and request.answer is None and (world.asked or world.died):
+        return True  # it asked over an idle connection just when that was being closed
     # Its own doing: too slow with its body or its reading for a server that has to end.
     return request.was_lazy or request.submit.late_body
 

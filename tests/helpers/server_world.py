@@ -61,6 +61,8 @@ class Request:
         left: The client has gone, or said that it would send nothing more.
         cancelled: Somebody asked to cancel it.
         gone_on: Its connection carries a later request.
+        second: Another request was sent behind it.
+        reused: Its connection had carried an earlier one.
         was_lazy: It left something unread for a while.
         began_s: When it was submitted.
     """
@@ -68,7 +70,7 @@ class Request:
     def __init__(self, submit: Submit, visitor: SocketVisitor, number: int) -> None:
         self.submit = submit
         self.visitor = visitor
-        self.left = self.cancelled = self.gone_on = self.second = False
+        self.left = self.cancelled = self.gone_on = self.second = self.reused = False
         self.was_lazy = self.lazy = submit.lazy
         self.began_s = trio.current_time()
         self.answer: Answer | None = None
@@ -227,9 +229,12 @@ class World:
 
     def _submit(self, submit: Submit) -> None:
         visitor = self._kept() if submit.keep else None
+        reused = visitor is not None
         if visitor is None:
             visitor = SocketVisitor(self.memory.path)
-        self.requests.append(Request(submit, visitor, len(self.requests)))
+        request = Request(submit, visitor, len(self.requests))
+        request.reused = reused
+        self.requests.append(request)
 
     def _kept(self) -> SocketVisitor | None:
         """Return a connection that is free for another request."""

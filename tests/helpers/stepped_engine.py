@@ -25,11 +25,13 @@ import trio
 
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, simulated_vocab
+from trioengine.engine_proc.faults import EngineFaults
 from trioengine.engine_proc.loop import EngineLoop, fatal_from
 from trioengine.engine_proc.profiling import StepTimeline
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.engine_proc.structured_output.compilations import Compilations
 from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
+from trioengine.fault_plan import FaultPlan
 from trioengine.protocol import (
     PROTOCOL_VERSION,
     FrameEncoder,
@@ -59,13 +61,21 @@ TOKEN = "stepped"
 class _HookedTimeline(StepTimeline):
     """Tells the engine's owner of every phase boundary."""
 
-    def __init__(self, on_lap: Callable[[str], None]) -> None:
+    def __init__(self, on_lap: Callable[[str], None], faults: EngineFaults | None) -> None:
         super().__init__()
         self._on_lap = on_lap
+        self._faulty = None if faults is None else faults.timeline()
+
+    def begin_step(self, number: int) -> None:
+        super().begin_step(number)
+        if self._faulty is not None:
+            self._faulty.begin_step(number)
 
     def lap(self, phase: str) -> None:
         super().lap(phase)
         self._on_lap(phase)
+        if self._faulty is not None:
+            self._faulty.lap(phase)
 
 
 class _NoPage:
@@ -106,6 +116,7 @@ def sim_core(
     seed: int = 0,
     profile_dir: Path | None = None,
     timeline: StepTimeline | None = None,
+    faults: EngineFaults | None = None,
 ) -> tuple[EngineCore, SimModelRunner]:
     """Return a core over the simulated runner, and the runner."""
     vocab = _simulated_vocab(vocab_size)
@@ -126,9 +137,10 @@ def sim_core(
             skip_special_tokens=params.skip_special_tokens,
         )
 
+    faults = faults or EngineFaults(FaultPlan())
     core = EngineCore(
-        runner,
-        make_text,
+        faults.runner(runner),
+        faults.make_text(make_text),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
@@ -136,7 +148,7 @@ def sim_core(
         num_scheduler_steps=num_scheduler_steps,
         seed=seed,
         grammars=Compilations(
-            _simulated_compiler(vocab_size),
+            faults.compile(_simulated_compiler(vocab_size)),
             start=lambda work: work(),
         ),
         profile_dir=profile_dir,
@@ -168,6 +180,7 @@ class SteppedEngine:
         max_num_batched_tokens: int = 2048,
         enable_prefix_caching: bool = True,
         profile_dir: Path | None = None,
+        plan: FaultPlan | None = None,
     ) -> None:
         """Say Hello and, unless ``starting``, Ready.
 
@@ -179,6 +192,7 @@ class SteppedEngine:
             max_num_batched_tokens: As of ``EngineCore``.
             enable_prefix_caching: As of ``EngineCore``.
             profile_dir: As of ``EngineCore``.
+            plan: What goes wrong in it.
         """
         self.dead = False
         self.sent: collections.deque[ClientMessage] = collections.deque()
@@ -191,7 +205,8 @@ class SteppedEngine:
         self._to_client = FrameEncoder(), engine_frames()
         self._changed = trio.Event()
         self._ready = False
-        timeline = _HookedTimeline(self._run_hooks)
+        faults = None if plan is None else EngineFaults(plan)
+        timeline = _HookedTimeline(self._run_hooks, faults)
         self.core, self.runner = sim_core(
             script,
             max_num_seqs=max_num_seqs,
@@ -199,8 +214,10 @@ class SteppedEngine:
             enable_prefix_caching=enable_prefix_caching,
             profile_dir=profile_dir,
             timeline=timeline,
+            faults=faults,
         )
-        self.loop = EngineLoop(self.core, _Wire(self), self.page, timeline)
+        backend = self.core if faults is None else faults.backend(self.core)
+        self.loop = EngineLoop(backend, _Wire(self), self.page, timeline)
         self._say(Hello(PROTOCOL_VERSION, TOKEN))
         if not starting:
             self.become_ready()

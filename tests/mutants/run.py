@@ -67,7 +67,7 @@ def main() -> int:
 
 def try_all(mutants: list[Mutant], jobs: int) -> list[Verdict]:
     """Try them, ``jobs`` at a time, each worker in a copy of its own."""
-    with tempfile.TemporaryDirectory(prefix="trioengine-mutants-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mutants-of-trioengine-") as scratch:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(jobs):
             copy = Path(scratch) / str(number)

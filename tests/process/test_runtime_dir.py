@@ -67,6 +67,15 @@ def test_nothing_but_our_own_directories_is_swept(tmp_path: Path) -> None:
     assert sweep(tmp_path) == []
 
 
+def test_a_directory_with_something_of_a_stranger_in_it_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "trioengine-notes"
+    notes.mkdir()
+    (notes / "precious.txt").write_text("kept for years")
+    os.utime(notes, (0.0, 0.0))
+    assert sweep(tmp_path) == []
+    assert (notes / "precious.txt").exists()
+
+
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from trioengine.config import EngineConfig
     from trioengine.engine_proc.channel import EngineChannel
+    from trioengine.engine_proc.faults import EngineFaults
     from trioengine.heartbeat import HeartbeatPage
 
 FAILED: Final = 1
@@ -30,12 +31,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     config, page = _arm()
-    from trioengine.engine_proc.channel import EngineChannel
     from trioengine.engine_proc.loop import fatal_from
 
-    with EngineChannel(
-        commands_address=config.commands_address, outputs_address=config.outputs_address
-    ) as channel:
+    with _open_channel(config) as channel:
         try:
             channel.greet(config.token)
             return _serve(config, channel, page)
@@ -66,6 +64,28 @@ def _arm() -> tuple[EngineConfig, HeartbeatPage]:
     return config, page
 
 
+def _open_channel(config: EngineConfig) -> EngineChannel:
+    commands, outputs = config.commands_address, config.outputs_address
+    if config.options.fault_plan is not None:
+        from trioengine.engine_proc.faults import FaultyChannel
+
+        plan = config.options.fault_plan
+        return FaultyChannel(plan, commands_address=commands, outputs_address=outputs)
+    from trioengine.engine_proc.channel import EngineChannel
+
+    return EngineChannel(commands_address=commands, outputs_address=outputs)
+
+
+def _engine_faults(config: EngineConfig) -> EngineFaults | None:
+    if config.options.fault_plan is None:
+        return None
+    from trioengine.engine_proc.faults import EngineFaults
+
+    faults = EngineFaults(config.options.fault_plan)
+    faults.on_load()
+    return faults
+
+
 def _serve(config: EngineConfig, channel: EngineChannel, page: HeartbeatPage) -> int:
     """Load, say Ready, and run the loop to its end.
 
@@ -77,9 +97,10 @@ def _serve(config: EngineConfig, channel: EngineChannel, page: HeartbeatPage) ->
     from trioengine.engine_proc.registry import build_backend
     from trioengine.protocol import Progress, Ready
 
-    timeline = StepTimeline()
+    faults = _engine_faults(config)
+    timeline = StepTimeline() if faults is None else faults.timeline()
     backend = build_backend(
-        config, lambda phase, done: channel.send(Progress(phase, done)), timeline
+        config, lambda phase, done: channel.send(Progress(phase, done)), timeline, faults
     )
     gc.collect()
     gc.freeze()  # what loading left is here to stay: collections need not walk it again

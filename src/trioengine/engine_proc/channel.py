@@ -107,7 +107,10 @@ class EngineChannel:
 
     def send(self, message: EngineMessage) -> None:
         """Send without ever waiting for the server."""
-        self._push.send(self._encoder.encode(message), zmq.NOBLOCK)
+        self._send_frame(self._encoder.encode(message))
+
+    def _send_frame(self, frame: bytes) -> None:
+        self._push.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close both sockets; what was said last gets up to a second to leave. Idempotent."""

@@ -181,7 +181,12 @@ class EngineCore:
                 self._end(request, FinishReason.ERROR)
                 refused.append(error_output(request_id, outcome))
                 continue
-            request.grammar = outcome.begin()
+            try:
+                request.grammar = outcome.begin()
+            except Exception as error:  # contained: nothing but this request's own was touched
+                self._end(request, FinishReason.ERROR)
+                refused.append(error_output(request_id, error))
+                continue
             request.advance(RequestEvent.COMPILED)
             self._scheduler.add(request)
             accepted.append(request_id)

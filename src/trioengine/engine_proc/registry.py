@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
     from trioengine.config import EngineConfig, EngineOptions
     from trioengine.engine_proc.backend import EngineBackend
+    from trioengine.engine_proc.faults import EngineFaults
     from trioengine.engine_proc.profiling import StepTimeline
+    from trioengine.engine_proc.request import TextBuilder
     from trioengine.engine_proc.runner import ModelRunner
+    from trioengine.engine_proc.structured_output.grammar import Compile
     from trioengine.models.embedding_files import EmbeddingFiles
     from trioengine.protocol import ModelInfo
     from trioengine.sampling_params import SamplingParams
@@ -46,7 +49,10 @@ log = logging.getLogger(__name__)
 
 
 def build_backend(
-    config: EngineConfig, progress: Progress, timeline: StepTimeline | None = None
+    config: EngineConfig,
+    progress: Progress,
+    timeline: StepTimeline | None = None,
+    faults: EngineFaults | None = None,
 ) -> EngineBackend:
     """Load what the configuration names.
 
@@ -54,6 +60,7 @@ def build_backend(
         config: One incarnation's configuration.
         progress: Told of (phase, fraction in [0, 1]) while loading.
         timeline: Shared between the backend and its loop.
+        faults: What is to go wrong on purpose.
 
     Raises:
         ConfigError: The options do not fit each other, the model or this machine.
@@ -70,18 +77,24 @@ def build_backend(
         runner = _load_model(model_dir, options, progress)
     runner.model = msgspec.structs.replace(runner.model, name=config.model_name)
     max_num_seqs = _max_num_seqs(options, runner.model)
-    return EngineCore(
+    make_text: Callable[[SamplingParams], TextBuilder] = functools.partial(_make_text, vocab)
+    compile_: Compile = _grammar_compiler(config, runner.model)
+    if faults is not None:
+        runner, make_text = faults.runner(runner), faults.make_text(make_text)
+        compile_ = faults.compile(compile_)
+    core = EngineCore(
         runner,
-        functools.partial(_make_text, vocab),
+        make_text,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_scheduler_steps=options.num_scheduler_steps,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
-        grammars=Compilations(_grammar_compiler(config, runner.model)),
+        grammars=Compilations(compile_),
         profile_dir=None if options.profile_dir is None else Path(options.profile_dir),
         timeline=timeline,
     )
+    return core if faults is None else faults.backend(core)
 
 
 def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> Trials:

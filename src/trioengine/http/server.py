@@ -113,6 +113,7 @@ class HttpServer:
         self._limits = limits
         self._hypercorn = _hypercorn_config(config, limits)
         self._context = ServerContext(limits, hooks.refused)
+        self._make_stream = _stream_maker(config)
         self._watcher = DisconnectWatcher()
         self._accepting = trio.CancelScope()
         self._connections: set[ClientConnection] = set()
@@ -225,7 +226,7 @@ class HttpServer:
     async def _serve_connection(
         self, sock: socket.socket, address: Any, listener: Listener
     ) -> None:
-        stream = ClientStream(
+        stream = self._make_stream(
             sock,
             address[:2] if listener.path is None else None,
             slow_client_timeout_s=self._limits.slow_client_timeout_s,
@@ -243,6 +244,15 @@ class HttpServer:
             self._connections.discard(connection)
             self._hooks.connections(len(self._connections))
             self._ended.unpark_all()
+
+
+def _stream_maker(config: ServerConfig) -> Callable[..., ClientStream]:
+    """Return what makes a client's stream; one that refuses to write where a fault plan says so."""
+    if config.engine.fault_plan is None:
+        return ClientStream
+    from trioengine.http.faults import stream_maker
+
+    return stream_maker(config.engine.fault_plan)
 
 
 class _Hypercorn(Config):

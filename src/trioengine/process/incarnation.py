@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trioengine.client.engine_client import Transport
+    from trioengine.config import EngineConfig
     from trioengine.heartbeat import Heartbeat
     from trioengine.process.spawn import SpawnedEngine
 
@@ -47,6 +48,19 @@ class Engine(Protocol):
         """Leave nothing of it behind, at once. Idempotent."""
 
 
+def _bind_wire(config: EngineConfig) -> ZmqTransport:
+    addresses = {
+        "commands_address": config.commands_address,
+        "outputs_address": config.outputs_address,
+        "token": config.token,
+    }
+    if config.options.fault_plan is None:
+        return ZmqTransport(**addresses)
+    from trioengine.process.faults import FaultyTransport
+
+    return FaultyTransport(config.options.fault_plan, **addresses)
+
+
 class ProcessEngine:
     """The engine in a process of its own. Fulfils ``Engine``."""
 
@@ -65,11 +79,7 @@ class ProcessEngine:
         self._process = EngineProcess(spawned, pass_through)
         try:
             self._page = HeartbeatPage(Path(config.heartbeat_path), writable=False)
-            self._wire = ZmqTransport(
-                commands_address=config.commands_address,
-                outputs_address=config.outputs_address,
-                token=config.token,
-            )
+            self._wire = _bind_wire(config)
         except BaseException:
             self._process.close()
             raise

@@ -107,6 +107,15 @@ def _candidates(parent: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
+def _half_made(path: Path) -> bool:
+    """True for one whose maker died before it had a lock; never for somebody's of a like name."""
+    try:
+        names = set(os.listdir(path))
+        return names <= {"lock.new"} and time.time() - path.stat().st_mtime > HALF_MADE_S
+    except OSError:
+        return False
+
+
 def _abandoned(path: Path) -> bool:
     """True if ``path`` is ours and no living process holds its lock."""
     try:
@@ -115,7 +124,7 @@ def _abandoned(path: Path) -> bool:
             return False
         descriptor = os.open(path / "lock", os.O_RDWR)
     except FileNotFoundError:
-        return path.is_dir() and time.time() - path.stat().st_mtime > HALF_MADE_S
+        return _half_made(path)
     except OSError:
         return False  # gone in the meantime, or not ours to judge
     try:

@@ -124,12 +124,21 @@ class EngineStart:
 
     async def _load_tokenizer(self, model_dir: Path) -> None:
         load = partial(Tokenizer.from_dir, model_dir, chat_template=self._config.chat_template)
-        self.tokenizer = await _in_thread(load)
+        self.tokenizer = self._as_planned(await _in_thread(load))
 
     async def _simulate_tokenizer(self, vocab_size: int) -> None:
         template = self._config.chat_template
         load = partial(Tokenizer.simulated, vocab_size, chat_template=template)
-        self.tokenizer = await _in_thread(load)
+        self.tokenizer = self._as_planned(await _in_thread(load))
+
+    def _as_planned(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return the tokenizer, or one that fails as a fault plan says."""
+        plan = self._config.engine.fault_plan
+        if plan is None:
+            return tokenizer
+        from trioengine.process.faults import faulty_tokenizer
+
+        return faulty_tokenizer(tokenizer, plan)
 
 
 async def _in_thread(load: Callable[[], Tokenizer]) -> Tokenizer:
