@@ -21,14 +21,24 @@ from typing import TYPE_CHECKING, Any, Final
 from trioengine.config import EngineOptions
 from trioengine.engine_proc import native_runner
 from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.structured_output.compilations import Compilations
+from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
 from trioengine.protocol import Add
 from trioengine.sampling_params import SamplingParams
+from trioengine.structured import StructuredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trioengine.protocol import ModelInfo
+
 PENALTIES: Final = {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
 FILTERS: Final = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 1}
+# Neither can end within a case's few steps.
+LIST: Final = StructuredOutput(
+    "json", '{"type": "array", "items": {"type": "object"}, "minItems": 100}'
+)
+LETTERS: Final = StructuredOutput("regex", "[a-z ]{2000}")
 CASES: Final[dict[str, dict[str, Any]]] = {
     "greedy": {},
     "greedy-again": {},
@@ -38,6 +48,9 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "penalties": PENALTIES,
     "logit_bias": {"logit_bias": dict.fromkeys(range(0, 3000, 10), 1.0)},
     "allowed": {"allowed_token_ids": tuple(range(0, 49_000, 3))},
+    "json": {"structured": LIST},
+    "regex": {"structured": LETTERS},
+    "json-temp": {"structured": LIST, "temperature": 0.8, "seed": 1},
     "logprobs-0": {"logprobs": 0},
     "logprobs-5": {"logprobs": 5},
     "logprobs-20": {"logprobs": 20},
@@ -82,6 +95,7 @@ class Bench:
         for prompt in self._prompts:
             self._core.add_request(Add(self._next_id, prompt, params))
             self._next_id += 1
+        self._core.settle()  # grammars, which are compiled at once here
         taken: list[float] = []
         while self._core.has_work():
             before = self._core.stats().generation_tokens
@@ -121,6 +135,7 @@ def main() -> None:
         lambda params: _NoText(),
         max_num_seqs=args.batch,
         prefill_tokens_beside_decodes=2048,
+        grammars=Compilations(compiler(args.model_dir, runner.model), start=lambda work: work()),
     )
     clock = time.process_time if args.cpu_time else time.perf_counter
     bench = Bench(core, clock, args.batch, args.context, args.steps)
@@ -130,6 +145,15 @@ def main() -> None:
     for _ in range(args.rounds):
         rounds.append({case: bench.seconds(case) for case in args.cases})
         report(rounds)
+
+
+def compiler(model_dir: Path, model: ModelInfo) -> GuidanceCompiler:
+    """Return the model's compiler of grammars."""
+    return GuidanceCompiler(
+        lambda: (model_dir / "tokenizer.json").read_text(),
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
 
 
 def report(rounds: list[dict[str, float]]) -> None:
