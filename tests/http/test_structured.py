@@ -89,3 +89,29 @@ async def test_what_need_not_be_strict_is_followed_as_far_as_it_can_be(
         values = json.loads(call.json["choices"][0]["message"]["content"])
         assert set(values) <= {1, 2}
         assert 2 <= len(values) <= 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_of_several_answers_has_the_shape(
+    stream: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 100, "stream": stream,
+                "response_format": FORMAT}  # fmt: skip
+        call = await world.api.post(COMPLETION, body)
+        texts = dict.fromkeys(range(4), "")
+        for event in call.events[:-1] if stream else [call.json]:
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert all(json.loads(text)["a"] in (1, 2) for text in texts.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_bad_shape_ends_all_of_its_sequences(
+    stream: bool, autojump_clock: MockClock
+) -> None:
+    async with open_world(running=True) as world:
+        body = {"prompt": ["a", "b"], "n": 2, "stream": stream, "guided_regex": "(a"}
+        call = await world.api.post(COMPLETION, body)
+        assert (call.status, call.error["param"]) == (400, "guided_regex")
+        await world.check_nothing_is_left()
