@@ -14,6 +14,7 @@ import msgspec
 
 from trioengine.errors import InvalidRequestError
 from trioengine.http.large_bodies import LARGE_BYTES, FieldError, LargeBodyDecoder
+from trioengine.http.malformed import find_culprit
 from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class BodyDecoder(Generic[Body]):
         except msgspec.ValidationError as error:
             raise _wrong_value(str(error)) from None
         except msgspec.DecodeError as error:
-            raise InvalidRequestError(f"The request's body is not valid JSON: {error}") from None
+            raise _malformed(data, error) from None
         except RecursionError:
             raise InvalidRequestError("The request's body is nested too deeply.") from None
         self._refuse_unsupported(body)
@@ -93,6 +94,14 @@ def _check_utf8(data: bytes) -> None:
         raise InvalidRequestError(
             f"The request's body is not UTF-8: {error.reason} at byte {error.start}."
         ) from None
+
+
+def _malformed(data: bytes, error: msgspec.DecodeError) -> InvalidRequestError:
+    found = find_culprit(data)
+    if found is None:
+        return InvalidRequestError(f"The request's body is not valid JSON: {error}")
+    param = found.param.encode("utf-8", "replace").decode()
+    return InvalidRequestError(f"Invalid value for '{param}': {found.reason}.", param=param)
 
 
 def _wrong_value(message: str, field: str = "") -> InvalidRequestError:
