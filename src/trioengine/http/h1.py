@@ -6,6 +6,7 @@ events into ASGI messages. What differs here from Hypercorn 0.18, whose internal
 
 - No HTTP/2 and no websockets by any door (preface, ``Upgrade``): both could end the process, and
   HTTP/2 has no back-pressure.
+- Lines without CR and folded fields, which h11 would take, are refused.
 - A body has a size, whether announced or not; ``Connection: close`` is said when a request was
   answered before its end, and while the server drains.
 - ``100 Continue`` is sent when the handler asks for the body, not before: a refused client need
@@ -33,7 +34,12 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from trioengine.errors import InternalError, UnavailableError
 from trioengine.http.errors import error_body, error_response
-from trioengine.http.request_head import body_too_large, check_request_head, malformed
+from trioengine.http.request_head import (
+    body_too_large,
+    check_raw_head,
+    check_request_head,
+    malformed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -221,10 +227,15 @@ class Http1Protocol(H11Protocol):
         app runs: one that answers without reading it need not cost the client its connection.
         """
         while not self._input_over:
+            if self.connection.their_state is h11.IDLE:
+                error = check_raw_head(self.connection.trailing_data[0])
+                if error is not None:
+                    await self.refuse(error)
+                    return
             try:
                 event = self.connection.next_event()
-            except h11.RemoteProtocolError as error:
-                await self.refuse(malformed(str(error), http_status=error.error_status_hint))
+            except h11.RemoteProtocolError as broken:
+                await self.refuse(malformed(str(broken), http_status=broken.error_status_hint))
                 return
             if isinstance(event, h11.Request):
                 await self._on_request(event)

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from trioengine.http.limits import Limits
 
-__all__ = ["body_too_large", "check_request_head", "malformed", "too_slow"]
+__all__ = [
+    "body_too_large",
+    "check_raw_head",
+    "check_request_head",
+    "malformed",
+    "too_slow",
+]
 
 _TARGET_STARTS: Final = (b"/", b"http://", b"https://")
 
@@ -30,8 +36,24 @@ def check_request_head(request: h11.Request, limits: Limits) -> InvalidRequestEr
         or _check_target(request)
         or _check_framing(request, headers)
         or _check_upgrade(request, headers)
+        or _check_encoding(headers)
         or _check_length(headers, limits)
     )
+
+
+def check_raw_head(data: bytes) -> InvalidRequestError | None:
+    """Return why the head that ``data`` begins with, as yet unparsed, is refused.
+
+    Lines that end in a bare LF and fields folded over several lines are what servers in a chain
+    read differently (RFC 9112, sections 2.2 and 5.2). h11 takes both; no client of note sends
+    either. ``data`` may end within the head, or go on behind it.
+    """
+    head = data.partition(b"\r\n\r\n")[0]
+    if head.count(b"\n") != head.count(b"\r\n"):
+        return malformed("a line ends without CR")
+    if b"\n " in head or b"\n\t" in head:
+        return malformed("a header field is folded over several lines")
+    return None
 
 
 def malformed(reason: str, *, http_status: int = 400) -> InvalidRequestError:
@@ -108,6 +130,17 @@ def _check_upgrade(request: h11.Request, headers: dict[bytes, bytes]) -> Invalid
             code="websocket_not_supported",
         )
     return None
+
+
+def _check_encoding(headers: dict[bytes, bytes]) -> InvalidRequestError | None:
+    # A few kilobytes of gzip are gigabytes of JSON. Undecoded it would be a puzzling "bad JSON".
+    if headers.get(b"content-encoding", b"identity").strip().lower() in (b"identity", b""):
+        return None
+    return InvalidRequestError(
+        "This server takes request bodies without Content-Encoding only.",
+        code="unsupported_encoding",
+        http_status=415,
+    )
 
 
 def _check_length(headers: dict[bytes, bytes], limits: Limits) -> InvalidRequestError | None:

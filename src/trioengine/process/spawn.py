@@ -33,6 +33,7 @@ __all__ = ["ENGINE_ARGV", "SpawnedEngine", "spawn_engine"]
 ENGINE_ARGV: Final = (sys.executable, "-P", "-m", "trioengine.engine_proc")
 MAX_CONFIG_BYTES: Final = 60_000  # fits into an empty pipe: writing it never waits
 REAP_S: Final = 5.0
+SECRETS: Final = frozenset({"TRIOENGINE_API_KEY"})  # not the engine's business
 
 
 class SpawnedEngine:
@@ -131,7 +132,13 @@ def _start(argv: Sequence[str], first_line: bytes) -> tuple[subprocess.Popen[byt
     os.set_blocking(ours, False)
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs, process_group=0, bufsize=0
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=theirs,
+            stderr=theirs,
+            process_group=0,
+            bufsize=0,
+            env={name: value for name, value in os.environ.items() if name not in SECRETS},
         )
     except BaseException:
         os.close(ours)

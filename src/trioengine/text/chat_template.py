@@ -8,13 +8,16 @@ its output and time, since what it makes of a client's messages is nobody's prom
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import re
 import time
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
@@ -143,21 +146,72 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
+    del environment.globals["lipsum"]  # text without end, by a function whose globals are at hand
+    for name in ("center", "indent"):
+        environment.filters[name] = _modest(environment.filters[name])
+    environment.filters["format"] = _modest_format
     return environment
+
+
+_WIDE_FORMAT: Final = re.compile(r"[%:.][^\s\d{}%]{0,3}\d{7}")  # a width or precision of 7 digits
+_WIDENERS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Refuses, besides, the operators that make much out of little before we see any of it."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call(
+        __self,  # as in jinja2: the template's own keywords may be called `self`
+        __context: jinja2.runtime.Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        name, owner = getattr(__obj, "__name__", None), getattr(__obj, "__self__", None)
+        if name in _WIDENERS:
+            _check_modest(None, *args)
+        elif name in ("format", "format_map"):
+            _check_modest(owner, *(args if ":{" in str(owner) else ()))
+        return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
+        if operator == "%":
+            if isinstance(left, str):
+                _check_modest(left)
+            return super().call_binop(context, operator, left, right)
         for value, count in ((left, right), (right, left)):
             if isinstance(count, int) and _size(value, operator) * count > MAX_RENDERED_CHARS:
                 raise SecurityError(f"the chat template uses {operator} on too much")
         return super().call_binop(context, operator, left, right)
+
+
+def _check_modest(pattern: object, *values: object) -> None:
+    """Raise where so wide a result is asked for, by number or format, that it fills the memory."""
+    if isinstance(pattern, str) and _WIDE_FORMAT.search(pattern):
+        raise SecurityError("the chat template asks for too much room")
+    for value in values:
+        if isinstance(value, int) and value > MAX_RENDERED_CHARS:
+            raise SecurityError("the chat template asks for too much room")
+
+
+def _modest(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that refuses what ``_check_modest`` does."""
+
+    @functools.wraps(apply)
+    def modest(value: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_modest(None, *args, *kwargs.values())
+        return apply(value, *args, **kwargs)
+
+    return modest
+
+
+def _modest_format(value: Any, *args: Any, **kwargs: Any) -> str:
+    _check_modest(str(value))
+    return str(jinja2.filters.do_format(value, *args, **kwargs))
 
 
 def _size(value: object, operator: str) -> int:
