@@ -13,7 +13,7 @@ from helpers.server_process import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SMALL = ("--max-model-len", "256", "--max-num-seqs", "16", "--max-queue", "64")
+SMALL = ("--max-model-len", "128", "--max-num-seqs", "16", "--max-queue", "64")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +31,7 @@ def cases(request: pytest.FixtureRequest) -> int:
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server whose sequences are short, so that whatever is asked for ends soon."""
     engine: str = request.config.getoption("--engine")
-    script = json.dumps({"vocab_size": 2048, "num_blocks": 512, "max_model_len": 256})
+    script = json.dumps({"vocab_size": 2048, "num_blocks": 512, "max_model_len": 128})
     flags = ("--engine-args", script) if engine == "sim" else ()
     command = (SERVER_PYTHON, "-m", "trioengine", "serve")
     with ServerProcess(*SMALL, *flags, engine=engine, command=command) as server:

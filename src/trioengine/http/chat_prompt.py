@@ -19,10 +19,10 @@ from trioengine.http.tools.reader import ToolReading
 from trioengine.http.tools.request import calls_schema, read_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trioengine.http.front import Front
-    from trioengine.http.schemas import ChatCompletionRequest
+    from trioengine.http.schemas import ChatCompletionRequest, ChatMessage
     from trioengine.http.tools.request import ToolUse
     from trioengine.text.tokenizer import Tokenizer
 
@@ -66,7 +66,9 @@ async def read_chat(
         InvalidRequestError: The template cannot be used, or refuses the messages.
     """
     template = _template(front, body)
-    messages = normalise(body.messages)
+    messages = await front.offload(
+        lambda: normalise(body.messages), num_chars=_CHARS_PER_MESSAGE * _count(body.messages)
+    )
     tokenizer = front.tokenizer()
     arguments = template_arguments(body.chat_template_kwargs) | _effort(body, tokenizer, template)
     num_chars = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in messages)
@@ -106,6 +108,11 @@ async def read_chat(
     if not prompt.token_ids:
         raise InvalidRequestError("These messages make an empty prompt.", param="messages")
     return prompt
+
+
+def _count(messages: Sequence[ChatMessage]) -> int:
+    """Return how many messages and parts there are."""
+    return len(messages) + sum(len(m.content) for m in messages if isinstance(m.content, list))
 
 
 def _reading(use: ToolUse, taught: str | None) -> ToolReading:

@@ -28,11 +28,13 @@ _MAX_BYTES: Final = {
     "logit_bias": 128 * 2**10,
     "bad_words": 512 * 2**10,
     "tools": 1024 * 2**10,
+    "metadata": 64 * 2**10,
 }
 # Field -> what each of its entries has, and how many there may be. Within a string the quotes would
 # be escaped, so that counting needs no decoding.
 _MAX_MARKS: Final = {
-    "messages": ((b'"role"', MAX_MESSAGES), (b'"type"', 4 * MAX_MESSAGES)),
+    "messages": ((b'"role"', MAX_MESSAGES), (b'"type"', MAX_MESSAGES)),
+    "input": ((b'"role"', MAX_MESSAGES), (b'"type"', 2 * MAX_MESSAGES)),
     "allowed_token_ids": ((b",", 2**18),),  # the largest vocabulary of note
 }
 

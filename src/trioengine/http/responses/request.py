@@ -54,6 +54,10 @@ class InputItem(msgspec.Struct, kw_only=True):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
 
+    def __post_init__(self) -> None:
+        if self.type is None and self.role is None:  # the first of a million ends the decoding
+            raise ValueError("an item has a 'type' or a 'role'")
+
 
 class ResponseTool(msgspec.Struct, kw_only=True):
     """A function, flat as this endpoint has them."""
