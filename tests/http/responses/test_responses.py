@@ -162,7 +162,7 @@ async def test_a_format_that_cannot_be_had_is_refused(
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"type": "message"}]}, "input[0]"),
-        ({"input": [{"content": "a"}]}, "input"),
+        ({"input": [{"content": "a"}]}, "input[0]"),
         ({"input": "a", "metadata": {str(i): "v" for i in range(30_000)}}, "metadata"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         (
