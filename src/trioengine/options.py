@@ -294,6 +294,12 @@ OPTIONS: Final = (
         choices=("debug", "info", "warning", "error"),
     ),
     Option("enable-admin", "enable_admin", "serve the administrative endpoints", "switch"),
+    Option(
+        "wake-on-request",
+        "wake_on_request",
+        "let a request wake an engine that was put to sleep, and wait for it",
+        "switch",
+    ),
     Option("profile-dir", "engine.profile_dir", "where profiles are written", unit="DIR"),
     Option(
         "fault-plan",

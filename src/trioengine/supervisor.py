@@ -110,6 +110,7 @@ async def serve(
         key_shares=key_shares(config),
         restarts=RestartBudget(config.engine_restarts),
         replay=config.replay,
+        wakes_on_request=config.wake_on_request,
     )
     engine = None if spawned is None else adopt_process(spawned)
     start = EngineStart(config, source, client, launch=launch, engine=engine)
@@ -195,8 +196,7 @@ class Server:
         self._stop_asked.set()
         code = None if self.status.dead.is_set() else ExitCode.ASKED
         self._last_resort.arm(self.config.drain_timeout_s + STOP_MARGIN_S, code=code)
-        if self.status.state is EngineState.RESTARTING:
-            self._keeper.give_up()  # no engine is started only to be stopped
+        self._keeper.give_up_unless_serving()
         if self.status.state not in (EngineState.STOPPED, EngineState.DEAD):
             self.status.mark_draining()
         if self._http is not None:

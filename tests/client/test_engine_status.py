@@ -30,6 +30,7 @@ ACTIONS: dict[EngineEvent, Callable[[EngineStatus], None]] = {
     EngineEvent.DRAIN: EngineStatus.mark_draining,
     EngineEvent.STOP: EngineStatus.mark_stopped,
     EngineEvent.DIE: lambda status: status.mark_dead("it was killed"),
+    EngineEvent.SLEEP: EngineStatus.mark_sleeping,
     EngineEvent.FALL: lambda status: _advance(status, EngineEvent.FALL),
 }
 WAY_TO: dict[EngineState, list[EngineEvent]] = {
@@ -40,6 +41,7 @@ WAY_TO: dict[EngineState, list[EngineEvent]] = {
     EngineState.STOPPED: [EngineEvent.STOP],
     EngineState.DEAD: [EngineEvent.DIE],
     EngineState.RESTARTING: [EngineEvent.READY, EngineEvent.FALL],
+    EngineState.SLEEPING: [EngineEvent.READY, EngineEvent.SLEEP],
 }
 
 
@@ -102,6 +104,7 @@ async def test_reason_and_progress_follow_the_state() -> None:
         (EngineState.STARTING, "starting", True),
         (EngineState.STALLED, "stalled", True),
         (EngineState.DRAINING, "draining", True),
+        (EngineState.SLEEPING, "sleeping", False),
         (EngineState.STOPPED, "draining", False),
         (EngineState.DEAD, "engine_dead", False),
     ],

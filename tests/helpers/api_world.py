@@ -61,6 +61,7 @@ class World:
             max_queue_time_s=config.max_queue_time_s,
             restarts=RestartBudget(config.engine_restarts),
             replay=config.replay,
+            wakes_on_request=config.wake_on_request,
         )
         self.engine = engine
         self.app = create_app(self.client, lambda: TOKENIZER, config, offload=offload)

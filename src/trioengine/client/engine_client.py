@@ -27,6 +27,7 @@ from trioengine.client.admission import Admission
 from trioengine.client.control_calls import ControlCalls
 from trioengine.client.engine_stats import StatsLedger
 from trioengine.client.engine_status import EngineState, EngineStatus
+from trioengine.client.nap import Nap
 from trioengine.client.outlet import Outlet
 from trioengine.client.request_queue import RequestQueue
 from trioengine.client.request_stream import RequestStream
@@ -73,6 +74,7 @@ class EngineClient:
 
     Attributes:
         status: State, reason, cause of death.
+        nap: Orders to sleep and to wake up.
         admission: Places for requests.
         metrics: Everything that is counted.
         model: What is served, once an engine has been ready.
@@ -87,6 +89,7 @@ class EngineClient:
         key_shares: Mapping[str, float] | None = None,
         restarts: RestartBudget | None = None,
         replay: bool = False,
+        wakes_on_request: bool = False,
     ) -> None:
         """Begin without an engine.
 
@@ -96,8 +99,10 @@ class EngineClient:
             max_queue_time_s: Longest wait for a place in the engine; infinity for no bound.
             restarts: Says whether a dead engine is started again; without it, never.
             replay: Send once more, to the next engine, what nobody has seen an answer to.
+            wakes_on_request: A request wakes an engine that sleeps, and waits for it.
         """
-        self.status = EngineStatus(restarts)
+        self.status = EngineStatus(restarts, wakes_on_request=wakes_on_request)
+        self.nap = Nap(self.status)
         self.admission = Admission(max_queue_sequences)
         self.metrics = Metrics()
         self.model: ModelInfo | None = None
@@ -159,6 +164,7 @@ class EngineClient:
         )
         self._next_id += len(sequences)
         self._table.register(stream)
+        self.nap.want_awake()
         self._outlet.fill()
         if deadline_s is not None:
             stream.timers.append(self._timers.at(deadline_s, lambda: stream.close("deadline")))
@@ -193,6 +199,11 @@ class EngineClient:
         self._calls.fail_all(error)
         self._note_idle()
 
+    @property
+    def idle(self) -> bool:
+        """True where ``wait_idle`` does not wait."""
+        return self._table.idle
+
     async def wait_idle(self) -> None:
         """Wait until no stream is open and the engine has confirmed every abort."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -222,6 +233,11 @@ class EngineClient:
         """Take note that everything has been handed out."""
         self._table.forget(stream)
         self._note_idle()
+
+    @property
+    def has_engine(self) -> bool:
+        """True where an engine is attached that is ready, and has not been asked to leave."""
+        return self._outlet.room > 0 and not self.status.engine_is_gone
 
     # An incarnation -------------------------------------------------------------------------
 
@@ -268,7 +284,7 @@ class EngineClient:
         self._outlet.detach()
         self._stats.end()
         loss = self.status.loss()
-        if self.status.state is not EngineState.RESTARTING:
+        if self.status.state not in (EngineState.RESTARTING, EngineState.SLEEPING):
             self.fail_all(loss)
             return
         for stream in self._table.lose_engine(loss):

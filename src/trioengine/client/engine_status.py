@@ -51,15 +51,18 @@ class EngineEvent(enum.StrEnum):
     STOP = "stop"
     DIE = "die"
     FALL = "fall"  # it died, and another is to come
+    SLEEP = "sleep"
 
 
 _S, _E = EngineState, EngineEvent
-_SERVING: Final = (_S.READY, _S.STALLED)
+_SERVING: Final = (_S.READY, _S.STALLED, _S.SLEEPING)
 _ALIVE: Final = (_S.STARTING, *_SERVING, _S.DRAINING, _S.RESTARTING)
 
 TRANSITIONS: Final[dict[tuple[EngineState, EngineEvent], EngineState]] = {
     (_S.STARTING, _E.READY): _S.READY,
     (_S.RESTARTING, _E.READY): _S.READY,
+    (_S.SLEEPING, _E.READY): _S.READY,
+    (_S.READY, _E.SLEEP): _S.SLEEPING,
     (_S.READY, _E.STALL): _S.STALLED,
     (_S.STALLED, _E.RECOVER): _S.READY,
     **{(state, _E.FALL): _S.RESTARTING for state in (*_SERVING, _S.RESTARTING)},
@@ -73,6 +76,7 @@ TRANSITIONS: Final[dict[tuple[EngineState, EngineEvent], EngineState]] = {
 _REASONS: Final = {
     _E.READY: "",
     _E.RECOVER: "",
+    _E.SLEEP: "the engine has been put to sleep",
     _E.DRAIN: "the server is shutting down",
     _E.STOP: "the server has been shut down",
 }
@@ -88,13 +92,17 @@ class EngineStatus:
         progress: Phase and fraction in [0, 1] of a start, once something is known.
         was_ready: It has been READY at least once.
         death: Of the present incarnation, or of the last while there is none.
+        dismissed: The present incarnation was asked to leave: its end is no death.
+        wakes_on_request: Requests are welcome to wait while it sleeps.
         dead: Set when the state is DEAD; ``reason`` may still improve.
         restarts: Says whether a dead engine is started again.
         traceback: The engine's own, with its last word; for the log.
         refused: Its last word was that it cannot be what it was told to be.
     """
 
-    def __init__(self, restarts: RestartBudget | None = None) -> None:
+    def __init__(
+        self, restarts: RestartBudget | None = None, *, wakes_on_request: bool = False
+    ) -> None:
         """Begin STARTING, now; without ``restarts``, one death is the end."""
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
@@ -102,6 +110,8 @@ class EngineStatus:
         self.progress: tuple[str, float] | None = None
         self.was_ready = False
         self.death = EngineDeath()
+        self.dismissed = False
+        self.wakes_on_request = wakes_on_request
         self.dead = trio.Event()
         self.restarts = RestartBudget() if restarts is None else restarts
         self.traceback = ""
@@ -114,11 +124,11 @@ class EngineStatus:
 
     def set_progress(self, phase: str, fraction: float) -> None:
         """Note how far the start has come; after it, progress is old news and ignored."""
-        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.SLEEPING):
             self.progress = phase, fraction
 
     def mark_ready(self) -> None:
-        """Say that it takes requests. Raises ``ProtocolError`` unless STARTING or RESTARTING."""
+        """Say that it takes requests. Raises ``ProtocolError`` where it did, or never will."""
         self._advance(EngineEvent.READY)
         self.restarts.note_ready(self.since_s)
         self.was_ready = True
@@ -132,6 +142,14 @@ class EngineStatus:
         """Say that it moves again. Raises ``ProtocolError`` unless STALLED."""
         self._advance(EngineEvent.RECOVER)
 
+    def mark_sleeping(self) -> None:
+        """Take no requests, and sleep when the last has ended. Raises unless READY."""
+        self._advance(EngineEvent.SLEEP)
+
+    def dismiss(self) -> None:
+        """Say that the present incarnation is about to be asked to leave, and no other will be."""
+        self.dismissed = True
+
     def mark_draining(self) -> None:
         """Refuse new requests. Raises ``ProtocolError`` where it drains, stopped or died."""
         self._advance(EngineEvent.DRAIN)
@@ -143,12 +161,20 @@ class EngineStatus:
         """
         self._advance(EngineEvent.STOP)
 
+    @property
+    def engine_is_gone(self) -> bool:
+        """True where the present incarnation can be given nothing more to do."""
+        return self.dismissed or self.death.seen.is_set()
+
     def refusal(self) -> UnavailableError | None:
         """Return a new instance of what a new request gets now, ``None`` if it is welcome.
 
-        It is welcome to wait where the engine is being started again.
+        It is welcome to wait where the engine is being started again, or can be woken up.
         """
         state = self.state
+        if state is EngineState.SLEEPING:
+            error = UnavailableError(self.reason, code=state.value)
+            return None if self.wakes_on_request else error
         if state in (EngineState.READY, EngineState.RESTARTING):
             return None
         if state is EngineState.DEAD:
@@ -167,15 +193,18 @@ class EngineStatus:
                 code=EngineState.RESTARTING.value,
                 retry_after_s=RETRY_AFTER_S,
             )
+        if self.state is EngineState.SLEEPING:
+            return UnavailableError(self.reason, code=EngineState.SLEEPING.value)
         return UnavailableError("the server is shutting down", code=EngineState.DRAINING.value)
 
     # The death ------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Make room for the next incarnation, and its death. Raises unless RESTARTING."""
-        if self.state is not EngineState.RESTARTING:
+        """Make room for the next incarnation, and its death. Raises unless it died or sleeps."""
+        if self.state not in (EngineState.RESTARTING, EngineState.SLEEPING):
             raise ProtocolError(f"no engine follows one that is {self.state}")
         self.death = EngineDeath()
+        self.dismissed = False
         self.traceback, self.refused, self.progress = "", False, None
 
     def mark_dead(self, reason: str, *, final: bool = False) -> None:
@@ -209,7 +238,7 @@ class EngineStatus:
 
     def _report(self, sensor: Sensor, reason: str, *, final: bool = False) -> bool:
         """Weigh one report; False where it comes too late, or the end was asked for."""
-        if self.state is EngineState.STOPPED:
+        if self.state is EngineState.STOPPED or self.dismissed:
             return False
         if not self.death.seen.is_set():
             self._advance(self._fate(final=final), reason)

@@ -57,7 +57,7 @@ class Outlet:
 
     def fill(self) -> None:
         """Fill the engine's look-ahead from the queue."""
-        while self._table.num_sent < self.room and not self._status.death.seen.is_set():
+        while self._table.num_sent < self.room and not self._status.engine_is_gone:
             sequence = self._table.take_next(trio.current_time())
             if sequence is None:
                 return

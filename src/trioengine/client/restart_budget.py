@@ -44,7 +44,8 @@ class RestartBudget:
 
     def note_ready(self, now_s: float) -> None:
         """Take note that an engine serves from now on."""
-        self._ready_s = now_s
+        if self._ready_s is None:
+            self._ready_s = now_s
 
     def note_death(self, now_s: float) -> bool:
         """Count a death, of an engine that served or of one that did not get that far.

@@ -30,6 +30,7 @@ from trioengine.http.models import model_routes
 from trioengine.http.offload import ThreadOffload
 from trioengine.http.openapi import openapi_routes
 from trioengine.http.responses.endpoint import response_routes
+from trioengine.http.sleep import sleep_routes
 from trioengine.http.tokenize import tokenize_routes
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def create_app(
         app.register_blueprint(make_routes(front))
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))
+        app.register_blueprint(sleep_routes(front))
     _Gate(client, KeyCheck(all_keys(config)), Cors(config.allowed_origins)).guard(app)
     return app
 

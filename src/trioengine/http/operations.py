@@ -123,6 +123,13 @@ OPERATIONS: Final = (
     Operation(method="get", path="/version", summary="The version", answer=dict[str, str]),
     Operation(method="get", path="/openapi.json", summary="This", answer=dict[str, Any]),
     Operation(method="get", path="/docs", summary="This, for people", answer="text/html"),
+    Operation(
+        method="get",
+        path="/is_sleeping",
+        summary="Was the engine put to sleep?",
+        answer=dict[str, bool],
+        admin=True,
+    ),
     *(
         Operation(
             method="post", path=f"/{name}", summary=summary, answer=dict[str, Any], admin=True
@@ -131,6 +138,8 @@ OPERATIONS: Final = (
             ("start_profile", "Begin a profile of the engine"),
             ("stop_profile", "End it and write it"),
             ("reset_prefix_cache", "Forget cached prefixes"),
+            ("sleep", "Give the engine's memory back once nothing runs"),
+            ("wake_up", "Take it again"),
         )
     ),
 )
