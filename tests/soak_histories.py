@@ -17,7 +17,7 @@ import time
 from hypothesis import HealthCheck, given, seed, settings
 
 from helpers.server_history import run_history
-from helpers.server_operations import Operation, histories
+from helpers.server_operations import Operation, Setup, histories, setups
 
 REPORT_EVERY = 5_000
 
@@ -68,10 +68,10 @@ def run_shard(count: int, first_seed: int) -> None:
         derandomize=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(histories)
-    def any_history_ends_clean(history: list[Operation]) -> None:
+    @given(histories, setups)
+    def any_history_ends_clean(history: list[Operation], setup: Setup) -> None:
         nonlocal tried
-        run_history(history)
+        run_history(history, setup)
         tried += 1
         if tried % REPORT_EVERY == 0:
             say(f"seed {first_seed}: {tried:,} after {time.monotonic() - began_s:.0f} s")

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 import trio
 
@@ -63,21 +64,28 @@ class MemoryServer:
     """A server that runs, and how it ended.
 
     Attributes:
-        engine: The present incarnation.
+        config: As it was started.
+        engines: Every incarnation, in their order.
         server: The supervisor.
         error: What ``serve`` raised.
         ended: ``serve`` has returned.
         path: Where clients connect.
     """
 
-    engine: MemoryEngine
     server: Server
 
-    def __init__(self) -> None:
+    def __init__(self, *, restarts: int = 0, replay: bool = False) -> None:
+        self.config = msgspec.structs.replace(CONFIG, engine_restarts=restarts, replay=replay)
+        self.engines: list[MemoryEngine] = []
         self.error: Exception | None = None
         self.ended = trio.Event()
         self.path = Path(cast("str", CONFIG.uds))
         self.scope = trio.CancelScope()
+
+    @property
+    def engine(self) -> MemoryEngine:
+        """The latest incarnation."""
+        return self.engines[-1]
 
     @property
     def client(self) -> EngineClient:
@@ -86,7 +94,7 @@ class MemoryServer:
     def launch(self, *_: object) -> MemoryEngine:
         """Start an incarnation."""
         wired = WiredEngine(SCRIPT, max_num_seqs=2, max_num_batched_tokens=40)
-        self.engine = MemoryEngine(wired)
+        self.engines.append(MemoryEngine(wired))
         return self.engine
 
     async def run(self, *, task_status: trio.TaskStatus[Server]) -> None:
@@ -94,7 +102,7 @@ class MemoryServer:
         try:
             with self.scope:
                 await serve(
-                    CONFIG,
+                    self.config,
                     ModelSource("sim", None, simulated=True),
                     launch=self.launch,
                     with_signals=False,
@@ -107,9 +115,9 @@ class MemoryServer:
 
 
 @asynccontextmanager
-async def open_server() -> AsyncIterator[MemoryServer]:
+async def open_server(**options: Any) -> AsyncIterator[MemoryServer]:
     """A server that is ready. Whoever opens it sees to its end within the block."""
-    memory = MemoryServer()
+    memory = MemoryServer(**options)
     async with trio.open_nursery() as nursery:
         memory.server = await nursery.start(memory.run)
         assert await memory.server.wait_ready()

@@ -149,6 +149,7 @@ STATUS = {
     "cancelled": 409,
     "request_timeout": 408,
     "engine_dead": 503,
+    "restarting": 503,
     "draining": 503,
     "stalled": 503,
 }
@@ -166,9 +167,13 @@ def check_error(world: World, request: Request, code: str, status: int) -> None:
             assert request.submit.late_body
         case "engine_dead":
             assert world.died
+        case "restarting":
+            assert world.died
+            assert world.memory.config.engine_restarts
         case "draining":
             dead = world.memory.client.status.state is EngineState.DEAD
-            assert world.asked or request.submit.late_body or (world.finishing and not dead)
+            own_end = world.finishing and (world.spoilt or not dead)
+            assert world.asked or request.submit.late_body or own_end
         case "stalled":
             assert world.stalled
 
@@ -200,7 +205,7 @@ def check_probe(world: World, path: str, answer: Answer | None) -> None:
         assert answer.status in (200, 503)
         assert answer.status == 200 or not well or path == "/health/ready", answer.body
     elif answer.status != 200:
-        ends = ("engine_dead", "draining") if world.asked or world.died else ()
+        ends = ("engine_dead", "restarting", "draining") if world.asked or world.died else ()
         assert answer.json["error"]["code"] in ("request_not_found", "stalled", *ends)
 
 
@@ -218,7 +223,10 @@ def check_exit(world: World) -> None:
         assert error.message == status.reason
     if not world.died:
         assert status.state is not EngineState.DEAD
-    assert world.memory.engine.closed
+    assert all(engine.closed for engine in world.memory.engines)
+    restarts = len(world.memory.engines) - 1
+    assert restarts <= world.memory.config.engine_restarts
+    assert world.died or not restarts
 
 
 def check_nothing_is_left(world: World) -> None:
@@ -239,8 +247,8 @@ def check_nothing_is_left(world: World) -> None:
 def check_engine(world: World) -> None:
     """One terminal for each Add, every block free again, every abort heard."""
     wired = world.memory.engine.wired
-    if world.died or world.cut_short:
-        return
+    if world.spoilt or not wired.loop.stopped:
+        return  # it did not live to its own end
     assert wired.terminals == collections.Counter(wired.added)
     assert wired.live == frozenset()
     assert wired.free_blocks == NUM_BLOCKS

@@ -39,17 +39,32 @@ __all__ = [
     "Probe",
     "Read",
     "Release",
+    "Setup",
     "SpoilFrame",
     "Stall",
     "Step",
     "Stop",
     "Submit",
     "histories",
+    "setups",
 ]
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 Operation = Any  # one of the below
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How the server was started.
+
+    Attributes:
+        restarts: ``--engine-restarts``.
+        replay: ``--replay``.
+    """
+
+    restarts: int = 0
+    replay: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,4 +248,5 @@ def _operations(draw: DrawFn) -> Operation:
     return draw(_kinds[draw(_lots)])
 
 
+setups = builds(Setup, sampled_from([0, 0, 1, 2]), booleans())
 histories = lists(_operations(), min_size=3, max_size=25)

@@ -27,6 +27,7 @@ from helpers.server_operations import (
     Probe,
     Read,
     Release,
+    Setup,
     SpoilFrame,
     Stall,
     Step,
@@ -138,6 +139,7 @@ class World:
         requests: In the order in which they were made.
         probes: Connections of probes and cancellations, with the path asked for.
         died: The engine was killed or has failed, or its wire was spoilt.
+        spoilt: Its wire was.
         asked: The server was asked to stop.
         cut_short: It was told to leave at once.
         stalled: The engine looked stalled at some time.
@@ -148,7 +150,8 @@ class World:
         self.memory = memory
         self.requests: list[Request] = []
         self.probes: list[tuple[str, SocketVisitor]] = []
-        self.died = self.asked = self.cut_short = self.stalled = self.finishing = False
+        self.died = self.spoilt = self.asked = self.cut_short = False
+        self.stalled = self.finishing = False
         self.tasks = living_tasks()
 
     async def apply(self, operation: Operation) -> None:
@@ -219,7 +222,7 @@ class World:
             case Die() if not wired.dead:
                 self._die(operation)
             case SpoilFrame() if not wired.dead:
-                self.died = True
+                self.died = self.spoilt = True
                 (wired.to_engine if operation.to_engine else wired.to_client).spoil(operation.how)
             case Stop():
                 self._stop()
@@ -297,7 +300,7 @@ class World:
     def check_promptness(self) -> None:
         """Who has left holds nothing, and every abort is on its way at once."""
         client, wired = self.memory.client, self.memory.engine.wired
-        if client.status.dead.is_set() or self.memory.ended.is_set():
+        if wired.dead or client.status.dead.is_set() or self.memory.ended.is_set():
             return
         table = client._table
         waiting = sum(request.pending for request in self.requests)
@@ -321,7 +324,8 @@ class World:
         self.finishing = True
         with trio.fail_after(FOREVER_S):
             await self._let_everybody_finish()
-            if not self.asked and not self.died and not self.memory.ended.is_set():
+            ready = self.memory.client.status.state in (EngineState.READY, EngineState.STALLED)
+            if ready and not self.asked and not self.spoilt:
                 await self._check_quiet()
             self.memory.server.stop()
             while not self.memory.ended.is_set():
@@ -344,6 +348,9 @@ class World:
             request.finish_sending()
         self.memory.engine.wired.release()
         await self.settle()
+        while self.memory.client.status.state is EngineState.RESTARTING:
+            await trio.sleep(0.1)
+            await self.settle()
         while self.memory.engine.wired.has_something_to_do():
             self.memory.engine.wired.turn()
             await self.settle()
@@ -375,9 +382,9 @@ def living_tasks() -> collections.Counter[str]:
 
 
 @asynccontextmanager
-async def open_world() -> AsyncIterator[World]:
+async def open_world(setup: Setup) -> AsyncIterator[World]:
     """A server that is ready, without clients."""
-    async with open_server() as memory:
+    async with open_server(restarts=setup.restarts, replay=setup.replay) as memory:
         await wait_all_tasks_blocked()
         world = World(memory)
         try:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given
 
 from helpers.server_history import run_history
-from helpers.server_operations import COMPLETION, Die, Nudge, Pass, Step, Stop, Submit, histories
+from helpers.server_operations import (
+    COMPLETION,
+    Die,
+    Nudge,
+    Pass,
+    Setup,
+    Step,
+    Stop,
+    Submit,
+    histories,
+    setups,
+)
 
 if TYPE_CHECKING:
     from helpers.server_operations import Operation
@@ -32,10 +43,10 @@ PIPELINE_INTO_A_DRAIN = [STREAM, Stop(), Step(1), Nudge(0)]
 DIE_BEFORE_THE_BODY = [LATE, Die(None, False, 0.0), Pass(1.0)]
 
 
-@example(STOP_UPON_DEATH)
-@example(LEAVE_AT_ONCE)
-@example(PIPELINE_INTO_A_DRAIN)
-@example(DIE_BEFORE_THE_BODY)
-@given(histories)
-def test_any_history_of_a_server_ends_clean(history: list[Operation]) -> None:
-    run_history(history)
+@example(STOP_UPON_DEATH, Setup())
+@example(LEAVE_AT_ONCE, Setup())
+@example(PIPELINE_INTO_A_DRAIN, Setup())
+@example(DIE_BEFORE_THE_BODY, Setup())
+@given(histories, setups)
+def test_any_history_of_a_server_ends_clean(history: list[Operation], setup: Setup) -> None:
+    run_history(history, setup)
