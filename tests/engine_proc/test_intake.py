@@ -9,6 +9,7 @@ from trioengine.engine_proc.intake import Intake
 from trioengine.errors import InvalidRequestError
 from trioengine.protocol import Add, ModelInfo
 from trioengine.sampling_params import SamplingParams
+from trioengine.structured import StructuredOutput
 
 MODEL = ModelInfo("m", "sim", True, max_model_len=10, vocab_size=100, eos_token_ids=(0, 1))
 
@@ -98,6 +99,7 @@ def test_rank_is_priority_then_arrival() -> None:
         SamplingParams(frequency_penalty=-0.1),
         SamplingParams(repetition_penalty=1.1),
         SamplingParams(bad_words_token_ids=((5, 6),)),
+        SamplingParams(structured=StructuredOutput("json_object")),
     ],
 )
 def test_whoever_looks_back_at_its_tokens_goes_one_step_at_a_time(params: SamplingParams) -> None:

@@ -102,6 +102,18 @@ def test_a_keyword_is_said_in_others(
             assert not any(map(valid, bad))
 
 
+def kind(number: int, **fields: Any) -> dict[str, Any]:
+    tagged = {"type": "object", "properties": {"is": {"const": number}}, "required": ["is"]}
+    return tagged | fields
+
+
+def nested(times: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(times):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 REFUSED: list[dict[str, Any]] = [
     {"uniqueItems": True},
     {"uniqueItems": True, "maxItems": 2},
@@ -124,6 +136,9 @@ REFUSED: list[dict[str, Any]] = [
     {"oneOf": [{"required": ["is"]}, {"properties": {"is": {"const": 1}}, "required": ["is"]}]},
     {"oneOf": [{"$ref": "#/$defs/a"}, {"const": 2}], "$defs": {"a": {"$ref": "#/$defs/a"}}},
     {"oneOf": [{"const": number} for number in range(65)]},
+    {"oneOf": [kind(1, type=["object", "string"]), kind(2, type=["object", "string"])]},
+    {"oneOf": [kind(1, required=[]), kind(2, required=[])]},
+    nested(70),
     {"type": "object", "propertyNames": {"enum": ["a"]}, "required": ["b"]},
     {"type": "integer", "minimum": 2**64},
     {"$ref": "https://example.com/elsewhere.json"},

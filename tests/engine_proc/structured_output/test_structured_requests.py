@@ -186,3 +186,14 @@ def test_compilations_beyond_the_threads_wait_their_turn() -> None:
     assert (sorted(accepted), refused) == ([0, 1, 2], [])
     core.abort([0, 1, 2])
     core.check_integrity()
+
+
+def test_an_abort_between_the_compilation_and_its_news_leaves_nothing() -> None:
+    core, _ = sim_core()
+    assert core.add_request(shaped(1)) is LATER
+    assert core.has_news()
+    [gone] = core.abort([1])
+    assert gone.finish_reason is FinishReason.ABORT
+    assert core.settle() == ([], [])
+    assert not core.has_news()
+    core.check_integrity()

@@ -48,15 +48,17 @@ class Reader:
         compiler = GuidanceCompiler(tokenizer.to_str, vocab_size=VOCAB_SIZE, eos_token_ids=(0,))
         self._grammar = compiler(StructuredOutput(kind, SPECS[kind][0], thought=thought))
 
-    def takes(self, *parts: str, pieces: bool = False) -> bool:
+    def takes(self, *parts: str, pieces: int = 0) -> bool:
         """Say whether the parts, each tokenised by itself, are a whole answer.
 
         Args:
             parts: Of the text.
-            pieces: Spell the marks of thoughts letter by letter.
+            pieces: In so many of them the marks of thoughts are spelled letter by letter.
         """
-        tokenizer = SPELLED if pieces else self._tokenizer
-        tokens = [i for part in parts for i in tokenizer.encode(part).ids]
+        tokens: list[int] = []
+        for number, part in enumerate(parts):
+            tokenizer = SPELLED if number < pieces else self._tokenizer
+            tokens += tokenizer.encode(part).ids
         matcher = self._grammar.begin().matcher
         return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
@@ -77,12 +79,15 @@ def test_the_shape_begins_where_an_open_thought_ends(
     for thought in ("", "hm", "é <thi </thin {[ </ \n", good):
         for gap in ("", "\n\n", " \t"):
             assert reader.takes(f"{thought}</think>{gap}{good}"), (thought, gap)
-            assert reader.takes(thought, "</think>", gap, good, pieces=True), (thought, gap)
+            assert reader.takes(thought, "</think>", gap, good, pieces=9), (thought, gap)
             assert not reader.takes(f"{thought}</think>{gap}{bad}")
     assert not reader.takes(good)
     # The first end is the end: that is where the text will be split.
     assert not reader.takes("a", "</think>", "b", "</think>", good)
-    assert not reader.takes("a", "</think>", "b", "</think>", good, pieces=True)
+    assert not reader.takes("a", "</think>", "b", "</think>", good, pieces=9)
+    if tokenizer is WHOLE:
+        assert reader.takes("a </thin", "b", "</think>", good, pieces=1)
+        assert not reader.takes("a</think>", "b", "</think>", good, pieces=1)
     assert not reader.ends_after("a thought")
     assert reader.ends_after(f"a thought</think>{good}")
 

@@ -84,7 +84,10 @@ class GuidanceCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         param = structured.param
-        text = after_thought(_grammar_text(structured), structured.thought, self._tokenizer)
+        try:
+            text = after_thought(_grammar_text(structured), structured.thought, self._tokenizer)
+        except (RecursionError, ValueError) as error:  # the library reads 128 levels of JSON
+            raise grammar_error(f"it cannot be read: {error}", param) from error
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**_BOUNDS))
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()  # the first is the dearest: here nobody waits for it

@@ -8,7 +8,6 @@ end within its thought either.
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Final
 
 from trioengine.structured import THOUGHT_BEGIN, THOUGHT_END
@@ -20,13 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["after_thought"]
 
-_END: Final = re.escape(THOUGHT_END).replace("/", r"\/")
 # White space between the two belongs to neither. Many models put it there.
 _RULES: Final = rf"""
 start: {{start}}
 thought: {{thought}}
 spelled[suffix="{THOUGHT_END}"]: /(?s:.*)/
-UNENDED: /(?s:.*)/ & ~/(?s:.*){_END}(?s:.*)/
+TEXT: /(?s:.*)/
 SPACE: /[ \n\r\t]*/
 """
 
@@ -47,8 +45,8 @@ def after_thought(answer: str, thought: Thought, tokenizer: LLTokenizer) -> str:
         start = f"(<[{begin}]> thought SPACE)? @answer"
     rules = _RULES.format(
         start=start,
-        # Text that was spelled in other tokens ends the thought, too: that is how it will be read.
-        thought="spelled" if end is None else f"spelled | UNENDED <[{end}]>",
+        # Spelled in other tokens it ends the thought, too, and first: that is how it will be read.
+        thought="spelled" if end is None else f"spelled | TEXT <[{end}]>",
     )
     outer = {"name": "thinking", "lark_grammar": rules}
     return json.dumps({"grammars": [outer, _named(answer, "answer")]})

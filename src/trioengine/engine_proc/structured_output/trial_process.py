@@ -62,9 +62,6 @@ def _judged(compiler: GuidanceCompiler, structured: StructuredOutput) -> Verdict
         compiler(structured)
     except InvalidRequestError as error:
         return Verdict(refusal=error.message)
-    except RecursionError:
-        reason = f"{structured.param} cannot be used: it is nested too deeply"
-        return Verdict(refusal=reason)
     except Exception as error:  # contained: told to who asked for it
         return Verdict(fault=f"compiling a grammar failed: {type(error).__name__}: {error}"[:1000])
     return Verdict()
