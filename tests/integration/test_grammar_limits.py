@@ -49,7 +49,7 @@ def test_a_compilation_without_end_ends() -> None:
         status, answer = server.post("/v1/completions", tried(ENDLESS))
         assert (status, answer["error"]["param"]) == (400, "response_format")
         assert "5 s" in answer["error"]["message"]
-        assert 4.5 < time.monotonic() - begun < 20
+        assert 4.5 < time.monotonic() - begun < 30
         assert before not in trial_processes(server.process.pid)
         assert server.post("/v1/completions", tried({"enum": [2]}))[0] == 200
         metrics = server.metrics()
@@ -61,9 +61,10 @@ def test_it_does_not_outlive_a_server_that_is_killed() -> None:
         server.wait_ready()
         assert server.post("/v1/completions", tried({"enum": [1]}))[0] == 200
         [child] = trial_processes(server.process.pid)
+        before = cpu_ticks(child)
         asking = threading.Thread(target=ask_in_vain, args=(server,))
         asking.start()
-        wait_until(lambda: cpu_ticks(child) > 60 or None, what="the child is at work")
+        wait_until(lambda: cpu_ticks(child) > before + 5 or None, what="the child is at work")
         server.send_signal(signal.SIGKILL)
         wait_until(lambda: not process_lives(child), what="the child is gone")
         asking.join()

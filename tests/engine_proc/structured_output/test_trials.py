@@ -72,10 +72,10 @@ def test_one_process_tries_what_comes(make: Any, judge: Judge) -> None:
 
 
 def test_what_takes_too_long_is_ended(make: Any) -> None:
-    trials = make(max_seconds=0.4)
+    trials = make(max_seconds=2.0)
     trials(GOOD)
     child = only_child(trials)
-    with pytest.raises(InvalidRequestError, match=r"more than 0\.4 s") as refusal:
+    with pytest.raises(InvalidRequestError, match=r"more than 2 s") as refusal:
         trials(ENDLESS)
     assert refusal.value.param == "p"
     assert child._process.returncode == -9
