@@ -26,6 +26,17 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants.table import MUTANTS, Mutant  # noqa: E402 - wherever this is started from
 
+PAGE = ROOT / "docs" / "invariants.md"
+HEAD = """# What must never happen
+
+Written by `python tests/mutants/run.py --write` from `tests/mutants/table.py`. Each line is an
+invariant, and the slips that would break it: `nox -s mutants` makes each of them in a copy of the
+sources and must see its tests go red. Most are killed by the random histories of a whole server
+(`tests/property/test_server_histories.py`), in which clients ask, leave, half-close, read slowly
+and cancel, time passes, frames are late or spoilt, and the engine stalls, dies and comes back.
+
+| invariant | slips that break it |
+|---|---|""".splitlines()
 PATIENCE_S = 300.0
 _TESTS_FAILED = 1  # pytest's exit code; any other says that they did not run
 # An editable installation finds its own sources before PYTHONPATH has a word.
@@ -52,8 +63,12 @@ def main() -> int:
     """Try the mutants that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true", help="write docs/invariants.md, and leave")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if options.write:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
     unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
     if unknown:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
@@ -63,6 +78,15 @@ def main() -> int:
     seconds = time.monotonic() - began_s
     say(f"{len(chosen) - len(problems)} of {len(chosen)} mutants killed in {seconds:.0f} s")
     return 1 if problems else 0
+
+
+def page() -> str:
+    """Return docs/invariants.md: every invariant with what breaks it."""
+    slips: dict[str, list[str]] = {}
+    for mutant in MUTANTS:
+        slips.setdefault(mutant.invariant, []).append(f"`{mutant.name}`")
+    rows = [f"| {invariant} | {', '.join(names)} |" for invariant, names in slips.items()]
+    return "\n".join([*HEAD, *rows, ""])
 
 
 def try_all(mutants: list[Mutant], jobs: int) -> list[Verdict]:

@@ -160,6 +160,40 @@ _CRASH = (
     ),
 )
 
+# An engine that is started again -----------------------------------------------------------------
+
+_RESTART = (
+    Mutant(
+        "lost-request-is-not-told",
+        "every request that stayed has exactly one end",
+        "client/stream_table.py",
+        "            if stream not in returned:\n                self._fail(stream, error)",
+        "            if stream not in returned:\n                pass",
+    ),
+    Mutant(
+        "dead-engine-takes-the-next-ones-room",
+        "nobody waits while the engine has room",
+        "client/stream_table.py",
+        "        self.num_sent = 0\n        held: dict",
+        "        held: dict",
+    ),
+    Mutant(
+        "lost-request-stays-queued",
+        "what leaves the queue costs the engine nothing",
+        "client/stream_table.py",
+        "                self._queue.remove(sequence)\n            sequence.request = None",
+        "                pass\n            sequence.request = None",
+    ),
+    Mutant(
+        "dead-engine-is-left-behind",
+        "nothing of a dead engine is left",
+        "process/engine_keeper.py",
+        "            self._start.discard()\n",
+        "            pass\n",
+        ("tests/process/test_engine_keeper.py",),
+    ),
+)
+
 # The queue and its bounds ------------------------------------------------------------------------
 
 _QUEUE = (
@@ -387,4 +421,4 @@ _TERMINAL = (
     ),
 )
 
-MUTANTS: Final = (*_ABORT, *_CRASH, *_QUEUE, *_DRAIN, *_BLOCKS, *_TERMINAL)
+MUTANTS: Final = (*_ABORT, *_CRASH, *_RESTART, *_QUEUE, *_DRAIN, *_BLOCKS, *_TERMINAL)
