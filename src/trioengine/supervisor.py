@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -166,7 +165,6 @@ class Server:
         self._http_ended = trio.Event()
         self._narrator = Narrator(terminal_drawer(log.sink().show_status), clock=trio.current_time)
         self._started_s = trio.current_time()
-        self.client.metrics.watch("engine_step_age_seconds", self._step_age_s)
 
     # For the library and the front end ------------------------------------------------------
 
@@ -347,11 +345,3 @@ class Server:
         with contextlib.suppress(PeerGoneError):
             engine.transport.send(Shutdown())
         await engine.stop(LEAVE_S)
-
-    def _step_age_s(self) -> float:
-        """Age of the step that runs, 0 where none does."""
-        engine = self._start.engine
-        if engine is None or self.status.state is EngineState.DEAD:
-            return 0.0
-        beat = engine.heartbeat()
-        return time.monotonic() - beat.step_started_s if beat.phase == "step" else 0.0

@@ -41,6 +41,7 @@ class FakeEngine:
         obedient: It leaves when it reads ``Shutdown``; otherwise only force helps.
         stop_grace_s: What ``stop`` was given.
         closed: ``close`` was called.
+        killed: ``kill`` was called.
     """
 
     name = "engine in memory"
@@ -50,7 +51,7 @@ class FakeEngine:
         self.transport: Transport = self.scripted
         self.obedient = obedient
         self.stop_grace_s: float | None = None
-        self.closed = False
+        self.closed = self.killed = False
         self.read_heartbeat: Callable[[], Heartbeat] = lambda: Heartbeat("idle", 0, 0.0, 1e12)
         self._ended = trio.Event()
         self._cause = ""
@@ -76,6 +77,7 @@ class FakeEngine:
         await trio.lowlevel.checkpoint()
 
     def kill(self) -> None:
+        self.killed = True
         self.die("the engine process was killed by SIGKILL")
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ QUEUE: Final = ("tests/client/test_request_queue.py",)
 STATUS: Final = ("tests/client/test_engine_status.py",)
 CORE: Final = ("tests/engine_proc/test_core.py",)
 TEXT: Final = ("tests/property/test_detokenizer.py",)
+KEEPER: Final = ("tests/process/test_engine_keeper.py",)
+NAP: Final = ("tests/process/test_engine_sleep.py",)
 
 
 class Mutant(NamedTuple):
@@ -421,4 +423,151 @@ _TERMINAL = (
     ),
 )
 
-MUTANTS: Final = (*_ABORT, *_CRASH, *_RESTART, *_QUEUE, *_DRAIN, *_BLOCKS, *_TERMINAL)
+# The server outlives its engine -------------------------------------------------------------------
+
+
+_OUTLIVES = (
+    Mutant(
+        "deaths-are-not-counted",
+        "one death more than the limit is the end",
+        "client/restart_budget.py",
+        "        return len(self._deaths) <= self.limit",
+        "        return self.limit > 0",
+        KEEPER,
+    ),
+    Mutant(
+        "starts-take-service-time",
+        "starts that fail take no time of service",
+        "client/restart_budget.py",
+        "            self._ready_s = None\n        while",
+        "        while",
+        ("tests/client/test_restart_budget.py",),
+    ),
+    Mutant(
+        "queue-dies-with-the-engine",
+        "what the engine has not heard of waits for the next",
+        "client/stream_table.py",
+        "            if sequence.state is not SequenceState.QUEUED:\n                held",
+        "            if sequence.state:\n                held",
+        KEEPER,
+    ),
+    Mutant(
+        "poison-is-replayed-for-ever",
+        "a request is replayed once",
+        "client/request_stream.py",
+        "        self.num_replays -= 1\n",
+        "",
+        KEEPER,
+    ),
+    Mutant(
+        "what-was-seen-is-replayed",
+        "what a client has seen is not told twice",
+        "client/request_stream.py",
+        "self.num_replays > 0 and not self._handed_out and",
+        "self.num_replays > 0 and",
+        KEEPER,
+    ),
+    Mutant(
+        "replayed-go-last",
+        "what is sent again goes before all that wait",
+        "client/request_queue.py",
+        "move_to_end(sequence.request_id, last=False)",
+        "move_to_end(sequence.request_id, last=True)",
+        KEEPER,
+    ),
+    Mutant(
+        "no-time-between-engines",
+        "deadlines hold while there is no engine",
+        "process/engine_keeper.py",
+        "                nursery.start_soon(self._client.keep_time)\n",
+        "",
+        KEEPER,
+    ),
+    Mutant(
+        "start-hangs-for-ever",
+        "a start that fails is a death that counts",
+        "process/engine_keeper.py",
+        "        except (TrioEngineError, OSError) as error:\n            self._status.mark_dead(",
+        "        except (TrioEngineError, OSError) as error:\n            str(",
+        KEEPER,
+    ),
+    Mutant(
+        "stop-waits-for-an-engine",
+        "no engine is started only to be stopped",
+        "supervisor.py",
+        "        self._keeper.give_up_unless_serving()\n",
+        "",
+        KEEPER,
+    ),
+    Mutant(
+        "stalled-engine-lives-on",
+        "a stalled engine is killed where the user wants it",
+        "process/engine_keeper.py",
+        "            engine.kill()\n",
+        "",
+        KEEPER,
+    ),
+    Mutant(
+        "last-stall-is-not-final",
+        "--on-stall exit ends the server whatever the budget says",
+        "process/engine_keeper.py",
+        'final=wanted == "exit"',
+        "final=False",
+        KEEPER,
+    ),
+)
+
+_SLEEP = (
+    Mutant(
+        "sleep-is-a-death",
+        "an engine that was asked to leave has not died",
+        "process/engine_keeper.py",
+        "        self._status.dismiss()\n",
+        "",
+        NAP,
+    ),
+    Mutant(
+        "sleep-cuts-what-runs",
+        "what was admitted ends before the engine sleeps",
+        "process/engine_keeper.py",
+        "        idle = self._client.idle\n",
+        "        return True\n",
+        NAP,
+    ),
+    Mutant(
+        "sleep-without-end",
+        "falling asleep is bounded",
+        "process/engine_keeper.py",
+        "        with trio.move_on_after(nap.patience_s):",
+        "        with trio.CancelScope():",
+        NAP,
+    ),
+    Mutant(
+        "requests-do-not-wake-it",
+        "a request wakes the engine where the user wants it",
+        "client/engine_client.py",
+        "        self.nap.want_awake()\n",
+        "",
+        NAP,
+    ),
+    Mutant(
+        "sleeping-is-welcome",
+        "asleep, requests are refused unless they may wake it",
+        "client/engine_status.py",
+        "return None if self.wakes_on_request else error",
+        "return None",
+        NAP,
+    ),
+)
+
+MUTANTS: Final = (
+    *_ABORT,
+    *_CRASH,
+    *_QUEUE,
+    *_DRAIN,
+    *_BLOCKS,
+    *_TERMINAL,
+    *_RESTART,
+    *_OUTLIVES,
+    *_SLEEP,
+)

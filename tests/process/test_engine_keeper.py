@@ -420,6 +420,7 @@ async def test_a_stalled_engine_is_killed_and_started_again(
         assert world.server.status.state is EngineState.RESTARTING
         await wait_ready(world, 2)
         assert await finish(world, open_stream(world.server.client)) == "all"
+        assert [engine.killed for engine in world.launched] == [True, False]
     assert any(reason in record.message for record in caplog.records)
 
 
@@ -431,7 +432,7 @@ async def test_a_stalled_engine_may_be_the_end(
         await world.ended.wait()
     assert type(world.error) is EngineDeadError
     assert str(world.error).startswith("the engine stalled: step 7 has been running")
-    assert len(world.launched) == 1
+    assert [engine.killed for engine in world.launched] == [True]
 
 
 async def test_a_stall_that_is_only_reported_passes(

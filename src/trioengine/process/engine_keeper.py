@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +71,7 @@ class EngineKeeper:
         self._start = start
         self._on_ready = on_ready
         self._scope = trio.CancelScope()
+        client.metrics.watch("engine_step_age_seconds", self._step_age_s)
 
     def give_up_unless_serving(self) -> None:
         """Begin the end: start no engine, and wait for none that is not there. Synchronous."""
@@ -155,6 +157,14 @@ class EngineKeeper:
         if wanted != "report":
             self._status.mark_dead(f"the engine stalled: {reason}", final=wanted == "exit")
             engine.kill()
+
+    def _step_age_s(self) -> float:
+        """Age of the step that runs, 0 where none does."""
+        engine = self._start.engine
+        if engine is None or self._status.state is EngineState.DEAD:
+            return 0.0
+        beat = engine.heartbeat()
+        return time.monotonic() - beat.step_started_s if beat.phase == "step" else 0.0
 
     # Sleep ----------------------------------------------------------------------------------
 
