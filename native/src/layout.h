@@ -70,11 +70,13 @@ struct Acts {
   int width = 0;           // a multiple of kGroup
 };
 
-// One layer of the KV cache.
+// One layer of the KV cache, which is bf16 [num_tiles][layers][kv_heads][2][kLanes * head_dim]. All
+// layers of a tile lie together, so that a cache that grows touches its memory page by page: with
+// layers apart, every one of them would come to a new huge page in the same step.
 struct KvLayer {
-  uint16_t* data = nullptr;  // bf16 [num_tiles][kv_heads][2][kLanes * head_dim]
-  int kv_heads = 0;
-  int head_dim = 0;  // padded to kGroup
+  uint16_t* data = nullptr;  // of this layer, in the first tile
+  std::size_t stride = 0;    // elements from one tile to the next
+  int head_dim = 0;          // padded to kGroup
 };
 
 static inline size_t kv_half(const KvLayer& kv) {
@@ -82,9 +84,7 @@ static inline size_t kv_half(const KvLayer& kv) {
 }
 
 static inline uint16_t* kv_tile(const KvLayer& kv, int tile, int head) {
-  const size_t index = static_cast<size_t>(tile) * static_cast<size_t>(kv.kv_heads) +
-                       static_cast<size_t>(head);
-  return kv.data + index * 2 * kv_half(kv);
+  return kv.data + static_cast<size_t>(tile) * kv.stride + static_cast<size_t>(head) * 2 * kv_half(kv);
 }
 
 }  // namespace trioengine

@@ -50,7 +50,10 @@ float* Pass::hidden_row(int row) const {
 }
 
 KvLayer Pass::kv_layer(std::size_t layer) const {
-  return {state_.cache + layer * state_.cache_layer, shape_.kv_heads, shape_.padded_head_dim};
+  const std::size_t tile = static_cast<std::size_t>(shape_.kv_heads) * 2 * kLanes *
+                           static_cast<std::size_t>(shape_.padded_head_dim);
+  return {state_.cache + layer * tile, static_cast<std::size_t>(shape_.layers) * tile,
+          shape_.padded_head_dim};
 }
 
 void Pass::layer(std::size_t index) {

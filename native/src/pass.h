@@ -39,7 +39,6 @@ struct StepState {
   std::vector<RowSampler>& samplers;  // one per thread
   const Spans& spans;
   uint16_t* cache;
-  std::size_t cache_layer;  // elements of one layer
   int tiles_per_block;
   int threads;
 };

@@ -92,7 +92,6 @@ void Runner::prepare(const StepView& step) {
 void Runner::execute(const StepView& step, const StepOutput& output) {
   checker_.check(step);
   prepare(step);
-  const std::size_t layers = static_cast<std::size_t>(model_->shape().layers);
   const StepState state{*model_,
                         kernels_,
                         space_,
@@ -100,7 +99,6 @@ void Runner::execute(const StepView& step, const StepOutput& output) {
                         samplers_,
                         spans_,
                         cache_.as<uint16_t>(),
-                        cache_.size() / layers / sizeof(uint16_t),
                         options_.block_size / kLanes,
                         pool_.size()};
   pool_.run([&](int thread) {
