@@ -99,7 +99,7 @@ async def test_the_state_follows_the_page(autojump_clock: trio.testing.MockClock
         silent_since_s, beating = trio.current_time(), False
         await trio.sleep(BEAT_S - 0.5)
         states.append(status.state)
-        await trio.sleep(1.0)
+        await trio.sleep(1.25)  # between two looks
         states.append(status.state)
         status.mark_draining()
         beating = True
