@@ -302,7 +302,10 @@ def main() -> int:
     with own_server(options.model, flags) as server:
         print(server.engine)
         pids = (server.pid, child_of(server.pid))
-        wrong = trio.run(partial(soak, server.url, pids, options))
+        try:
+            wrong = trio.run(partial(soak, server.url, pids, options))
+        finally:
+            print(f"the server's last line: {server.last_line}")
     for line in wrong:
         print(f"WRONG: {line}")
     return int(bool(wrong))

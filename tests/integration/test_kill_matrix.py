@@ -1,0 +1,273 @@
+"""Either process is terminated, killed or stopped in any phase: what each party sees, and by when.
+
+The table in ``docs/kill-matrix.md`` is what these tests observed: a row that is observed otherwise
+is a failure. To write the rows anew::
+
+    TRIOENGINE_WRITE_DOCS=1 python -m pytest tests/integration/test_kill_matrix.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from helpers.server_process import ServerProcess, process_lives, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+TABLE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
+WRITING = os.environ.get("TRIOENGINE_WRITE_DOCS") == "1"
+PARTIES = ("engine", "server")
+SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+PHASES = ("starting", "idle", "prefill", "decode", "draining")
+
+DRAIN_S, GRACE_S, BEAT_S, START_S = 1.5, 0.5, 1.5, 6.0
+LOOK_S = 5.0  # longer than each of these, with what comes after it
+PROMPT_S = 3.0  # what the table calls "at once", on a machine that starts five servers besides
+BOUNDS = {
+    "--drain-timeout": DRAIN_S,
+    "--death-grace": GRACE_S,
+    "--beat-timeout": BEAT_S,
+    "--stall-timeout": 600.0,
+}
+SCRIPTS: dict[str, dict[str, object]] = {
+    "starting": {"hang_on_load": True},
+    "idle": {},
+    "prefill": {"slow_step": 1, "slow_step_ms": 60_000},
+    "decode": {"step_time_ms": 10},
+    "draining": {"step_time_ms": 10},
+}
+ERROR_CODE = re.compile(rb'"code": ?"(\w+)"')
+
+
+class Row(NamedTuple):
+    """What was seen: by the request's client, by a probe, by who started the server; the engine."""
+
+    client: str
+    health: str
+    server: str
+    engine: str
+
+
+class Client:
+    """One request on a connection of its own, read by a thread."""
+
+    def __init__(self, port: int, *, stream: bool) -> None:
+        self.data = b""
+        self.ended = threading.Event()
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        body = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": stream}
+        payload = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
+        self.sock.sendall(head.encode() + payload)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.sock.recv(65536):
+                self.data += data
+        self.ended.set()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self.sock.close()
+
+    def saw(self) -> str:
+        """Say what it has had of an end."""
+        if not self.data.startswith(b"HTTP/1.1 200 "):
+            status = self.data[9:12].decode()
+            codes = ERROR_CODE.findall(self.data)
+            if codes:
+                return f"{status} `{codes[0].decode()}`"
+            return "connection cut" if self.ended.is_set() else "waits"
+        if codes := ERROR_CODE.findall(self.data[self.data.rfind(b"data: ") :]):
+            return f"error event `{codes[0].decode()}`"
+        return "connection cut" if self.ended.is_set() else "stream stays open"
+
+
+def look_at_health(port: int) -> str:
+    """Return what a probe with a second's patience is told."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(("127.0.0.1", port))
+            probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while data := probe.recv(65536):
+                answer += data
+        except TimeoutError:
+            return "silent"
+        except OSError:
+            return "refused"
+    found = re.search(rb'"status": ?"(\w+)"', answer)
+    return f"{answer[9:12].decode()} `{found[1].decode()}`" if found else "refused"
+
+
+class Observation:
+    """One cell being watched: the last status, and the end if there is one."""
+
+    def __init__(self, server: ServerProcess, port: int, look_s: float) -> None:
+        self.began_s = time.monotonic()
+        self._look_s = look_s
+        self.health = "refused"
+        self.exit_s: float | None = None
+        self._server, self._port = server, port
+
+    def watch(self) -> None:
+        """Look until the server has ended, or for as long as any of its bounds takes."""
+        while time.monotonic() - self.began_s < self._look_s:
+            if self._server.process.poll() is not None:
+                self.exit_s = time.monotonic() - self.began_s
+                return
+            status = look_at_health(self._port)
+            if status not in ("refused", "503 `stopped`"):  # the last words of some
+                self.health = status
+            time.sleep(0.02)
+
+
+def bring_into(phase: str, server: ServerProcess) -> Client | None:
+    """Wait until the server is in ``phase``; return the client whose request is in it."""
+    if phase == "starting":
+        server.wait_line(r"load \(0%\)")
+        return None
+    server.wait_ready()
+    if phase == "idle":
+        return None
+    client = Client(server.port, stream=phase != "prefill")
+    if phase == "prefill":
+        wait_until(lambda: server.metrics()["trioengine_engine_step_age_seconds"] > 0)
+        return client
+    wait_until(lambda: b"data: " in client.data, what="it decodes")
+    if phase == "draining":
+        server.send_signal(signal.SIGTERM)
+        server.wait_status("draining")
+    return client
+
+
+def observe(party: str, number: signal.Signals, phase: str) -> Row:
+    """Do it, for real."""
+    start_s = START_S if phase == "starting" else 60.0
+    look_s = {"starting": START_S + 6.0, "draining": DRAIN_S + 7.0}.get(phase, LOOK_S)
+    bounds = BOUNDS | {"--start-timeout": start_s}
+    flags = [word for name, bound in bounds.items() for word in (name, f"{bound:g}")]
+    script = json.dumps(SCRIPTS[phase])
+    with ServerProcess("--engine-args", script, *flags) as server, ExitStack() as stack:
+        port, engine_pid = server.port, server.engine_pid
+        client = bring_into(phase, server)
+        stack.callback(client.close if client else int)
+        pid = engine_pid if party == "engine" else server.process.pid
+        seen = Observation(server, port, look_s)
+        os.kill(pid, number)
+        seen.watch()
+        engine = engine_words(engine_pid, ended=seen.exit_s is not None)
+        row = Row(
+            client_words(client),
+            health_words(party, phase, seen),
+            server_words(server, seen),
+            engine,
+        )
+        check_times(party, number, phase, row, seen)
+        if number is signal.SIGSTOP and seen.exit_s is None:
+            os.kill(pid, signal.SIGCONT)
+            row = row._replace(server=f"lives; after SIGCONT {after(server, phase)}")
+        return row
+
+
+def client_words(client: Client | None) -> str:
+    return "—" if client is None else client.saw()
+
+
+def health_words(party: str, phase: str, seen: Observation) -> str:
+    """Say what the last probe was told, unless it is chance whether one came in time."""
+    at_once = party == "server" and phase in ("starting", "idle", "draining")
+    return "refused" if at_once and seen.exit_s is not None else seen.health
+
+
+def server_words(server: ServerProcess, seen: Observation) -> str:
+    if seen.exit_s is None:
+        return "lives"
+    code = server.wait()
+    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def engine_words(pid: int, *, ended: bool) -> str:
+    if ended:
+        wait_until(lambda: not process_lives(pid), timeout_s=PROMPT_S + 1.0, what="engine is gone")
+    return "lives" if process_lives(pid) else "gone"
+
+
+def after(server: ServerProcess, phase: str) -> str:
+    """Say how it goes on once what was stopped has been continued."""
+    if phase in ("starting", "draining"):
+        return f"exit {server.wait()}"  # its bound passed meanwhile
+    server.wait_status("ready")
+    return "ready"
+
+
+def check_times(
+    party: str, number: signal.Signals, phase: str, row: Row, seen: Observation
+) -> None:
+    """Hold the ends to the bounds that the table gives."""
+    if seen.exit_s is None:
+        return
+    if number is signal.SIGKILL:
+        bound_s = GRACE_S if party == "engine" and phase != "starting" else 0.0
+    elif party == "engine":
+        bound_s = START_S if phase == "starting" else DRAIN_S + 5.0
+    else:
+        bound_s = 0.0 if phase in ("starting", "idle", "draining") else DRAIN_S + 5.0
+    assert seen.exit_s < bound_s + PROMPT_S + 1.0, f"{phase}: {row} after {seen.exit_s:.2f} s"
+
+
+def line_of(party: str, number: signal.Signals, phase: str, row: Row) -> str:
+    return f"{prefix_of(party, number, phase)} {' | '.join(row)} |"
+
+
+def prefix_of(party: str, number: signal.Signals, phase: str) -> str:
+    return f"| {party} | {number.name} | {phase} |"
+
+
+def documented(prefix: str) -> str:
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith(prefix)]
+    return lines[0] if len(lines) == 1 else f"{len(lines)} rows"
+
+
+def write_down(prefix: str, line: str) -> None:
+    lines = TABLE.read_text().splitlines()
+    places = [index for index, old in enumerate(lines) if old.startswith(prefix)]
+    if places:
+        lines[places[0]] = line
+    else:
+        rows = [index for index, old in enumerate(lines) if old.startswith("|")]
+        lines.insert(rows[-1] + 1, line)
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("party", PARTIES)
+def test_everybody_sees_what_the_table_says(party: str, number: signal.Signals) -> None:
+    with ThreadPoolExecutor(len(PHASES)) as threads:
+        rows = list(threads.map(lambda phase: observe(party, number, phase), PHASES))
+    lines = {
+        prefix_of(party, number, phase): line_of(party, number, phase, row)
+        for phase, row in zip(PHASES, rows, strict=True)
+    }
+    if WRITING:
+        for prefix, line in lines.items():
+            write_down(prefix, line)
+    assert [documented(prefix) for prefix in lines] == list(lines.values())
