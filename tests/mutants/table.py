@@ -349,6 +349,7 @@ _BLOCKS = (
         "engine_proc/kv_cache/manager.py",
         "        self._coming.difference_update(request.block_hashes[request.num_sealed :])\n",
         "",
+        ("tests/engine_proc/kv_cache/test_manager.py", *SCHEDULER),
     ),
     Mutant(
         "row-outlives-its-request",
