@@ -24,20 +24,19 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from trioengine.engine_proc.backend import LATER
-from trioengine.engine_proc.deltas import ALIEN_TOKEN, error_output, extend
+from trioengine.engine_proc.deltas import error_output, extend
+from trioengine.engine_proc.executor import Executor
 from trioengine.engine_proc.input_batch import InputBatch
 from trioengine.engine_proc.intake import Intake
+from trioengine.engine_proc.integrity import check_agreement
 from trioengine.engine_proc.kv_cache.block_pool import BlockPool
 from trioengine.engine_proc.kv_cache.manager import KVCacheManager
 from trioengine.engine_proc.logprobs import note_scores, told_samples
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
 from trioengine.engine_proc.request import Request, RequestEvent, RequestStatus, TextBuilder
-from trioengine.engine_proc.runner import NO_TOKEN
 from trioengine.engine_proc.scheduler import PREFILL_TOKENS_BESIDE_DECODES, Scheduler
-from trioengine.engine_proc.structured_output.masks import MaskFiller
 from trioengine.errors import (
     InternalError,
     InvalidRequestError,
@@ -50,8 +49,6 @@ from trioengine.protocol import EngineLimits, EngineStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    import numpy.typing as npt
 
     from trioengine.engine_proc.backend import Later
     from trioengine.engine_proc.input_batch import BuiltStep
@@ -131,7 +128,7 @@ class EngineCore:
         )
         self._batch = InputBatch(max_num_seqs, kv_cache.num_blocks_for(max_model_len), block_size)
         self._grammars = grammars
-        self._masks = MaskFiller(self.model.vocab_size)
+        self._executor = Executor(runner, self._batch, self._timeline)
         self._live: dict[int, Request] = {}
         self._generation_tokens = self._aborts_ignored = 0
         self._step_seconds = 0.0
@@ -251,10 +248,12 @@ class EngineCore:
         begin_s = time.perf_counter()
         plan = self._schedule()
         parts = [plan, *map(plan.after, range(1, plan.num_steps))]
-        executed, shortage = self._execute_all(parts)
+        executed, shortage = self._executor.run(parts)
         outputs = self.abort(poll_aborts())
         self._timeline.lap("poll aborts")
-        if shortage is not None:
+        if shortage is None:
+            self._scheduler.relax()
+        else:
             outputs += self._relieve(plan, shortage)
         for part, (built, result) in zip(parts, executed, strict=False):  # fewer in a shortage
             self._apply_computed(part)
@@ -276,34 +275,6 @@ class EngineCore:
             self._batch.add(request)
         self._timeline.lap("schedule")
         return plan
-
-    def _execute_all(
-        self, parts: list[SchedulerOutput]
-    ) -> tuple[list[tuple[BuiltStep, StepResult]], MemoryError | None]:
-        """Compute one step after the other, as many as there is memory for.
-
-        Returns:
-            Whose the rows of each step were and what they got; and what stopped it.
-        """
-        executed: list[tuple[BuiltStep, StepResult]] = []
-        for ahead, part in enumerate(parts):
-            try:
-                built, result = self._execute(part, ahead)
-            except MemoryError as error:  # what it has put into the cache, it will put there again
-                return executed, error
-            self._batch.advance(part, built.sampled, result.tokens[: len(built.sampled)])
-            executed.append((built, result))
-        self._scheduler.relax()
-        return executed, None
-
-    def _execute(self, plan: SchedulerOutput, ahead: int) -> tuple[BuiltStep, StepResult]:
-        built = self._batch.build(plan, ahead)
-        self._masks.fill(built.sampled, built.batch.sampling)
-        self._timeline.lap("build")
-        result = self._runner.execute(built.batch)
-        result.tokens = self._checked(result.tokens)
-        self._timeline.lap("execute")
-        return built, result
 
     def _relieve(self, plan: SchedulerOutput, shortage: MemoryError) -> list[RequestOutput]:
         """Plan smaller steps from now on; where none is smaller, end the one request that is in it.
@@ -330,14 +301,6 @@ class EngineCore:
                 request.decoding = chunk.is_last
                 request.num_computed += chunk.num_tokens
                 self._kv_cache.seal(request)
-
-    def _checked(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the sampled ids, with ``ALIEN_TOKEN`` for any that is not in the vocabulary."""
-        in_vocabulary = tokens.view(np.uint32) < self.model.vocab_size
-        if in_vocabulary.all():
-            return tokens
-        known = in_vocabulary | (tokens == NO_TOKEN)
-        return np.where(known, tokens, np.int32(ALIEN_TOKEN))
 
     def _apply_sampled(
         self, built: BuiltStep, result: StepResult, outputs: list[RequestOutput]
@@ -406,16 +369,7 @@ class EngineCore:
             InternalError: They do not; the message says how.
         """
         self._pool.check_integrity()
-        scheduler = self._scheduler
-        queued = {request.request_id for request in [*scheduler.running, *scheduler.waiting]}
-        queued |= {r.request_id for r in self._live.values() if r.status is RequestStatus.COMPILING}
-        if queued != self.live_ids:
-            raise InternalError(f"live {sorted(self.live_ids)}, but queued {sorted(queued)}")
-        if set(scheduler.running) != set(self._batch.requests):
-            raise InternalError("the rows of the batch are not the running requests")
-        held = {block for request in scheduler.running for block in request.block_ids}
-        if len(held) + self._pool.num_free != self._pool.num_blocks:
-            raise InternalError(f"{len(held)} blocks are in use, but {self._pool!r}")
+        check_agreement(self._scheduler, self._batch, self._pool, self._live.values())
 
     def shutdown(self) -> None:
         """Free the runner's weights and cache, and let compilers go."""

@@ -112,12 +112,8 @@ class EngineFaults:
         triggers = self._plan.triggers("grammar")
         if not triggers:
             return compile_
-
-        def compile_faulty(structured: StructuredOutput) -> Grammar:
-            grammar: Any = _FaultyGrammar(compile_(structured), self, triggers)
-            return grammar  # type: ignore[no-any-return]
-
-        return compile_faulty
+        wrapped: Any = _FaultyCompile(compile_, self, triggers)
+        return wrapped  # type: ignore[no-any-return]
 
 
 class _FaultyTimeline(StepTimeline):
@@ -220,6 +216,17 @@ class _FaultyText:
 
     def flush(self) -> str:
         return self._text.flush()
+
+
+class _FaultyCompile(_Wrapper):
+    def __init__(
+        self, compile_: Compile, faults: EngineFaults, triggers: Sequence[Trigger]
+    ) -> None:
+        super().__init__(compile_, faults)
+        object.__setattr__(self, "_triggers", triggers)
+
+    def __call__(self, structured: StructuredOutput) -> _FaultyGrammar:
+        return _FaultyGrammar(self._wrapped(structured), self._faults, self._triggers)
 
 
 class _FaultyGrammar(_Wrapper):
