@@ -75,6 +75,9 @@ int32_t Pass::pick(int row, const LogitsRow& line, const StepOutput& output) con
 int32_t Pass::sample_edited(int row, LogitsRow line, bool keep) const {
   RowSampler& own = state_.samplers[static_cast<std::size_t>(thread_)];
   if (!step_.edits.touch(row)) return sample(row, line);
+  if (step_.temperature[row] == 0.0f && !step_.edits.sparse(row)) {
+    return Sampler::token_of(step_.edits.allowed_peak(row, line));
+  }
   const bool copied = keep && step_.edits.dense(row);
   if (copied) {
     own.edited.assign(line.logits, line.logits + shape_.vocab);

@@ -38,11 +38,15 @@ uint32_t word_at(const uint32_t* words, int width, int index) {
 }
 
 // A unit is two words. Most of a grammar's are all or nothing.
+uint64_t unit_bits(const uint32_t* words, int width, int unit) {
+  return word_at(words, width, 2 * unit) |
+         static_cast<uint64_t>(word_at(words, width, 2 * unit + 1)) << 32;
+}
+
 void allow_only(const LogitsRow& row, const uint32_t* words, int width) {
   for (int unit = 0; unit < row.units; ++unit) {
     const int first = unit * kUnitColumns, count = unit_count(row, unit);
-    const uint64_t bits = word_at(words, width, 2 * unit) |
-                          static_cast<uint64_t>(word_at(words, width, 2 * unit + 1)) << 32;
+    const uint64_t bits = unit_bits(words, width, unit);
     if (bits == ~uint64_t{0}) continue;
     float* logits = row.logits + first;
     if (bits == 0) {
@@ -82,11 +86,39 @@ bool has_entries(const int32_t* starts, int row) {
 
 }  // namespace
 
-bool EditsView::touch(int row) const {
-  if (dense(row)) return true;
+bool EditsView::touch(int row) const { return dense(row) || sparse(row); }
+
+bool EditsView::sparse(int row) const {
   if (has_entries(bias.starts, row) || has_entries(penalties.starts, row)) return true;
   return std::any_of(masks.begin(), masks.end(),
                      [row](const TokenMask& mask) { return mask.row == row; });
+}
+
+const uint32_t* EditsView::allowed(int row) const {
+  return allow.words + static_cast<std::size_t>(allow.row_masks[row]) *
+                           static_cast<std::size_t>(allow.width);
+}
+
+// A unit is read only where its peak beats what has been found and is not allowed itself.
+Peak EditsView::allowed_peak(int row, const LogitsRow& line) const {
+  const uint32_t* words = allowed(row);
+  Peak best{kMinusInfinity, 0};
+  for (int unit = 0; unit < line.units; ++unit) {
+    const Peak& peak = line.peaks[unit];
+    if (!(peak.value > best.value)) continue;
+    const int first = unit * kUnitColumns, last = first + unit_count(line, unit);
+    const uint64_t bits = unit_bits(words, allow.width, unit);
+    if ((bits >> (peak.index - first) & 1) != 0) {
+      best = peak;
+      continue;
+    }
+    for (int id = first; bits != 0 && id < last; ++id) {
+      if ((bits >> (id - first) & 1) != 0 && line.logits[id] > best.value) {
+        best = {line.logits[id], id};
+      }
+    }
+  }
+  return best;
 }
 
 void EditsView::note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const {
@@ -110,8 +142,7 @@ void restore(const LogitsRow& line, const std::vector<OldLogit>& old) {
 
 void EditsView::apply(int row, const LogitsRow& line) const {
   if (dense(row)) {
-    allow_only(line, allow.words + static_cast<std::size_t>(allow.row_masks[row]) *
-                                       static_cast<std::size_t>(allow.width), allow.width);
+    allow_only(line, allowed(row), allow.width);
   }
   for (const TokenMask& mask : masks) {
     if (mask.row == row) forbid(line, mask.token_ids);

@@ -72,10 +72,17 @@ struct EditsView {
   bool touch(int row) const;
   // Whether those of a row may change most of it.
   bool dense(int row) const { return allow.row_masks != nullptr && allow.row_masks[row] >= 0; }
+  // Whether those of a row may change a few of its logits.
+  bool sparse(int row) const;
+  // The peak of what the mask of a dense row allows, -inf if that is nothing. Changes nothing.
+  Peak allowed_peak(int row, const LogitsRow& line) const;
   // Notes what `apply` is about to change in a row without dense ones; earlier notes are dropped.
   void note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const;
   // Applies those of a row, in this order: masks, bias, penalties; and mends the peaks.
   void apply(int row, const LogitsRow& line) const;
+
+ private:
+  const uint32_t* allowed(int row) const;
 };
 
 }  // namespace trioengine

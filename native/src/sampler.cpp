@@ -36,10 +36,11 @@ double uniform_of(uint64_t seed, int64_t position) {
   return static_cast<double>(mix(state) >> 11) * 0x1p-53;
 }
 
-int32_t Sampler::likeliest(const LogitsRow& row) {
-  const Peak peak = peak_of(row);
+int32_t Sampler::token_of(const Peak& peak) {
   return peak.value == kMinusInfinity ? kNoToken : peak.index;
 }
+
+int32_t Sampler::likeliest(const LogitsRow& row) { return token_of(peak_of(row)); }
 
 int32_t Sampler::sample(const LogitsRow& row, const SamplingParams& params) {
   const Peak peak = peak_of(row);

@@ -27,6 +27,7 @@ class Sampler {
   explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
   static int32_t likeliest(const LogitsRow& row);
+  static int32_t token_of(const Peak& peak);
   // Filters in vLLM's order: temperature, min_p, top_k, top_p. Equally likely tokens rank by id.
   int32_t sample(const LogitsRow& row, const SamplingParams& params);
 

@@ -134,14 +134,14 @@ class _Child:
         self._stdin = cast("IO[bytes]", self._process.stdin)
         self._stdout = cast("io.BufferedReader", self._process.stdout)
         self._unread = b""
-        try:
-            self._say(description)
-            self._hear(START_SECONDS)
-        except BaseException as error:
-            self.kill()
-            if isinstance(error, OSError | EOFError | TimeoutError):
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(self.kill)
+            try:
+                self._say(description)
+                self._hear(START_SECONDS)
+            except (OSError, EOFError) as error:  # a TimeoutError is an OSError
                 raise InternalError(f"no process to compile grammars in: {error}") from error
-            raise
+            unless_ready.pop_all()
 
     def judge(self, structured: StructuredOutput, max_seconds: float) -> Verdict:
         """Return what it says of a specification.
