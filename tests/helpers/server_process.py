@@ -132,6 +132,10 @@ class ServerProcess:
         """Process id of the engine; waits for it."""
         return int(self.wait_line(r"engine process (\d+) started").group(1))
 
+    def engine_pids(self) -> list[int]:
+        """Process ids of all its engines so far, the latest last."""
+        return [int(pid) for pid in re.findall(r"engine process (\d+) started", self.text())]
+
     # What it answers ------------------------------------------------------------------------
 
     def request(
@@ -202,7 +206,7 @@ class ServerProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        engine_pids = [int(pid) for pid in re.findall(r"engine process (\d+) started", self.text())]
+        engine_pids = self.engine_pids()
         if self.process.poll() is None:
             self.process.kill()  # its engine follows through the lifeline
             self.process.wait()

@@ -31,7 +31,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "kill-matrix.md"
 WRITING = os.environ.get("TRIOENGINE_WRITE_DOCS") == "1"
 PARTIES = ("engine", "server")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
-PHASES = ("starting", "idle", "prefill", "decode", "draining")
+PHASES = ("starting", "idle", "prefill", "decode", "draining", "restarting")
 
 DRAIN_S, GRACE_S, BEAT_S, START_S = 1.5, 0.5, 1.5, 6.0
 LOOK_S = 5.0  # longer than each of these, with what comes after it
@@ -140,7 +140,7 @@ class Observation:
             time.sleep(0.02)
 
 
-def bring_into(phase: str, server: ServerProcess) -> Client | None:
+def bring_into(phase: str, server: ServerProcess, mark: Path) -> Client | None:
     """Wait until the server is in ``phase``; return the client whose request is in it."""
     if phase == "starting":
         server.wait_line(r"load \(0%\)")
@@ -148,6 +148,13 @@ def bring_into(phase: str, server: ServerProcess) -> Client | None:
     server.wait_ready()
     if phase == "idle":
         return None
+    if phase == "restarting":
+        mark.touch()
+        os.kill(server.engine_pid, signal.SIGKILL)
+        wait_until(lambda: not mark.exists(), what="the next engine hangs")
+        client = Client(server.port, stream=False)
+        wait_until(lambda: server.metrics()["trioengine_requests_waiting"] > 0)
+        return client
     client = Client(server.port, stream=phase != "prefill")
     if phase == "prefill":
         wait_until(lambda: server.metrics()["trioengine_engine_step_age_seconds"] > 0)
@@ -159,16 +166,23 @@ def bring_into(phase: str, server: ServerProcess) -> Client | None:
     return client
 
 
-def observe(party: str, number: signal.Signals, phase: str) -> Row:
+def observe(party: str, number: signal.Signals, phase: str, mark: Path) -> Row:
     """Do it, for real."""
-    start_s = START_S if phase == "starting" else 60.0
-    look_s = {"starting": START_S + 6.0, "draining": DRAIN_S + 7.0}.get(phase, LOOK_S)
+    starts = phase in ("starting", "restarting")
+    start_s = START_S if starts else 60.0
+    look_s = START_S + 6.0 if starts else {"draining": DRAIN_S + 7.0}.get(phase, LOOK_S)
     bounds = BOUNDS | {"--start-timeout": start_s}
     flags = [word for name, bound in bounds.items() for word in (name, f"{bound:g}")]
-    script = json.dumps(SCRIPTS[phase])
-    with ServerProcess("--engine-args", script, *flags) as server, ExitStack() as stack:
-        port, engine_pid = server.port, server.engine_pid
-        client = bring_into(phase, server)
+    script = SCRIPTS.get(phase, {"hang_on_load": str(mark)})
+    if phase == "restarting":
+        flags += ["--engine-restarts", "1"]
+    with (
+        ServerProcess("--engine-args", json.dumps(script), *flags) as server,
+        ExitStack() as stack,
+    ):
+        port = server.port
+        client = bring_into(phase, server, mark)
+        engine_pid = server.engine_pids()[-1]
         stack.callback(client.close if client else int)
         pid = engine_pid if party == "engine" else server.process.pid
         seen = Observation(server, port, look_s)
@@ -213,7 +227,7 @@ def engine_words(pid: int, *, ended: bool) -> str:
 
 def after(server: ServerProcess, phase: str) -> str:
     """Say how it goes on once what was stopped has been continued."""
-    if phase in ("starting", "draining"):
+    if phase in ("starting", "draining", "restarting"):
         return f"exit {server.wait()}"  # its bound passed meanwhile
     server.wait_status("ready")
     return "ready"
@@ -228,7 +242,7 @@ def check_times(
     if number is signal.SIGKILL:
         bound_s = GRACE_S if party == "engine" and phase != "starting" else 0.0
     elif party == "engine":
-        bound_s = START_S if phase == "starting" else DRAIN_S + 5.0
+        bound_s = DRAIN_S + 5.0 if phase == "draining" else START_S + GRACE_S
     else:
         bound_s = 0.0 if phase in ("starting", "idle", "draining") else DRAIN_S + 5.0
     assert seen.exit_s < bound_s + PROMPT_S + 1.0, f"{phase}: {row} after {seen.exit_s:.2f} s"
@@ -260,9 +274,12 @@ def write_down(prefix: str, line: str) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("party", PARTIES)
-def test_everybody_sees_what_the_table_says(party: str, number: signal.Signals) -> None:
+def test_everybody_sees_what_the_table_says(
+    party: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    mark = tmp_path / "the next engine hangs"
     with ThreadPoolExecutor(len(PHASES)) as threads:
-        rows = list(threads.map(lambda phase: observe(party, number, phase), PHASES))
+        rows = list(threads.map(lambda phase: observe(party, number, phase, mark), PHASES))
     lines = {
         prefix_of(party, number, phase): line_of(party, number, phase, row)
         for phase, row in zip(PHASES, rows, strict=True)

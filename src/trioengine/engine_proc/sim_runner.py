@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -55,7 +56,7 @@ class SimScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_step_ms: See ``slow_step``.
         load_time_ms: How long loading takes, with progress.
         fail_on_load: Loading raises with this message.
-        hang_on_load: Loading never ends.
+        hang_on_load: Loading never ends; as a path, once, where there is such a file, which goes.
         exit_on_load: Loading ends the process with this exit code.
         fail_at_step: That step raises.
         hang_at_step: That step never ends.
@@ -73,7 +74,7 @@ class SimScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_step_ms: float = 0.0
     load_time_ms: float = 0.0
     fail_on_load: str | None = None
-    hang_on_load: bool = False
+    hang_on_load: bool | str = False
     exit_on_load: int | None = None
     fail_at_step: int | None = None
     hang_at_step: int | None = None
@@ -258,13 +259,23 @@ def _act_out_load(script: SimScript, progress: Callable[[str, float], None]) -> 
         raise RuntimeError(script.fail_on_load)
     if script.exit_on_load is not None:
         os._exit(script.exit_on_load)
-    if script.hang_on_load:
+    if _hangs(script.hang_on_load):
         progress("load", 0.0)
         _hang()
     for done in range(_LOAD_SLICES if script.load_time_ms else 0):
         progress("load", done / _LOAD_SLICES)
         time.sleep(script.load_time_ms / 1000 / _LOAD_SLICES)
     progress("load", 1.0)
+
+
+def _hangs(when: bool | str) -> bool:
+    if isinstance(when, bool):
+        return when
+    try:
+        Path(when).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _hang() -> None:
