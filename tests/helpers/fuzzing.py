@@ -96,6 +96,9 @@ class Toll:
         server_before, engine_before = self._descriptors
         pid, engine_pid = server.process.pid, server.engine_pid
         wait_until(lambda: len(descriptors(pid)) <= server_before, what="descriptors are as before")
-        assert len(descriptors(engine_pid)) <= engine_before
+        wait_until(
+            lambda: len(descriptors(engine_pid)) <= engine_before,
+            what=f"the engine's are: {engine_before} before, now {descriptors(engine_pid)}",
+        )
         assert server.get("/health/ready")[0] == 200
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
