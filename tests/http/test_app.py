@@ -51,6 +51,9 @@ async def test_the_route_table(autojump_clock: MockClock) -> None:
             "/start_profile": {"POST"},
             "/stop_profile": {"POST"},
             "/reset_prefix_cache": {"POST"},
+            "/sleep": {"POST"},
+            "/wake_up": {"POST"},
+            "/is_sleeping": {"GET"},
         }
 
 

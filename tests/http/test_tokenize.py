@@ -78,7 +78,7 @@ def test_there_and_back(words: str) -> None:
         (TOKENIZE, {}, "prompt"),
         (TOKENIZE, {"prompt": "a", "messages": MESSAGES}, "prompt"),
         (TOKENIZE, {"prompt": ["a"]}, "prompt"),
-        (TOKENIZE, {"prompt": "\ud800"}, None),
+        (TOKENIZE, {"prompt": "\ud800"}, "prompt"),
         (TOKENIZE, {"messages": []}, "messages"),
         (TOKENIZE, {"messages": "a"}, "messages"),
         (TOKENIZE, {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),

@@ -102,6 +102,16 @@ def test_what_kills_the_process_is_refused(make: Any, caplog: pytest.LogCaptureF
     assert "died" in caplog.text
 
 
+def test_a_process_that_somebody_ended_while_idle_is_nobodys_fault(make: Any, judge: Judge) -> None:
+    trials = make()
+    trials(GOOD)
+    ended = only_child(trials)
+    ended._process.kill()
+    ended._process.wait()
+    assert judge.allows(trials(GOOD), 5)
+    assert only_child(trials) is not ended
+
+
 def test_without_a_process_nothing_is_compiled(make: Any) -> None:
     with pytest.raises(InternalError):
         make("false")(GOOD)

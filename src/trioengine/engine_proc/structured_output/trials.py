@@ -109,9 +109,15 @@ class Trials:
             child.kill()
 
     def _take(self) -> _Child:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        """Return a child that lives. One that somebody has ended meanwhile is nobody's fault."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                child = self._idle.pop()
+            if child.lives:
+                return child
+            child.kill()
         return _Child(self._argv, self._compile.description())
 
     def _give_back(self, child: _Child) -> None:
@@ -142,6 +148,11 @@ class _Child:
             except (OSError, EOFError) as error:  # a TimeoutError is an OSError
                 raise InternalError(f"no process to compile grammars in: {error}") from error
             unless_ready.pop_all()
+
+    @property
+    def lives(self) -> bool:
+        """False where it has ended by itself, or was."""
+        return self._process.poll() is None
 
     def judge(self, structured: StructuredOutput, max_seconds: float) -> Verdict:
         """Return what it says of a specification.
