@@ -9,7 +9,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import requests
 from hypothesis import HealthCheck, Phase, given, settings
 
 from helpers.fuzzing import Toll, check_answer
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from helpers.server_process import ServerProcess
 
+requests = pytest.importorskip("requests")
 schemathesis = pytest.importorskip("schemathesis")
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.process, pytest.mark.slow]
@@ -105,7 +105,7 @@ def test_no_request_of_the_described_kind_or_beside_it_does_harm(
 
 
 def fuzz(
-    server: ServerProcess, session: requests.Session, operation: Any, mode: Any, count: int, *,
+    server: ServerProcess, session: Any, operation: Any, mode: Any, count: int, *,
     repeatable: bool, toll: Toll,
 ) -> None:  # fmt: skip
     base_url = f"http://127.0.0.1:{server.port}"
