@@ -161,6 +161,7 @@ def test_blocks_are_used_as_they_are(tmp_path: Path, isa: str, mix: str) -> None
     assert relative_error(runner, model) < 0.02
 
 
+@pytest.mark.usefixtures("extension")
 def test_blocks_are_used_where_the_user_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
