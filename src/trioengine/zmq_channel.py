@@ -111,7 +111,8 @@ class ZmqTransport:
         """
         if not self._greeted:
             self._kept.append(message)
-        elif not self._try_send(self._encoder.encode(message)):
+        elif self._ended or not self._try_send(self._encoder.encode(message)):
+            # Its other connection may take a moment longer to close: what goes there is lost.
             raise PeerGoneError("nobody is at the engine's end of the wire")
 
     def _try_send(self, frame: bytes) -> bool:
