@@ -208,7 +208,7 @@ def client_words(client: Client | None) -> str:
 
 def health_words(party: str, phase: str, seen: Observation) -> str:
     """Say what the last probe was told, unless it is chance whether one came in time."""
-    at_once = party == "server" and phase in ("starting", "idle", "draining")
+    at_once = party == "server" and phase in ("starting", "idle", "draining", "restarting")
     return "refused" if at_once and seen.exit_s is not None else seen.health
 
 
