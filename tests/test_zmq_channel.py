@@ -215,6 +215,20 @@ async def test_everything_arrives_before_the_news_that_the_peer_is_gone(director
             transport.send(Abort([1]))
 
 
+async def test_nothing_is_sent_once_the_engine_s_end_is_closed(directory: Path) -> None:
+    """Also while its other connection still takes what nobody will read."""
+    with trio.fail_after(5), open_transport(directory) as transport, open_peer(directory) as peer:
+        peer.greet()
+        peer.send(Progress("load", 0.0))
+        await transport.receive()
+        transport.send(Abort([1]))
+        peer.push.close(linger=0)
+        with pytest.raises(PeerGoneError):
+            await read_on(transport, [])
+        with pytest.raises(PeerGoneError):
+            transport.send(Abort([2]))
+
+
 CHILD = """
 import os, signal, sys, zmq
 from trioengine.engine_proc.channel import EngineChannel

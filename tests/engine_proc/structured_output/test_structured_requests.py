@@ -197,3 +197,26 @@ def test_an_abort_between_the_compilation_and_its_news_leaves_nothing() -> None:
     assert core.settle() == ([], [])
     assert not core.has_news()
     core.check_integrity()
+
+
+class Unusable:
+    """A grammar that compiles and cannot be begun."""
+
+    def begin(self) -> None:
+        raise RuntimeError("no state to begin in")
+
+
+def test_a_grammar_that_cannot_be_begun_ends_its_own_request_only() -> None:
+    core, _ = sim_core()
+    assert core._grammars is not None
+    compile_ = core._grammars._compile
+    core._grammars._compile = lambda shape: Unusable() if shape == LETTERS else compile_(shape)  # type: ignore[assignment,return-value]
+    for add in (shaped(1), shaped(2, StructuredOutput("regex", "ab"))):
+        assert core.add_request(add) is LATER
+    accepted, [told] = core.settle()
+    assert (accepted, told.request_id) == ([2], 1)
+    assert told.finish_reason is FinishReason.ERROR
+    assert "no state to begin in" in str(told.error)
+    core.check_integrity()
+    assert core.live_ids == {2}
+    core.abort([2])
