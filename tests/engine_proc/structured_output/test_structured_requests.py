@@ -210,7 +210,7 @@ def test_a_grammar_that_cannot_be_begun_ends_its_own_request_only() -> None:
     core, _ = sim_core()
     assert core._grammars is not None
     compile_ = core._grammars._compile
-    core._grammars._compile = lambda shape: Unusable() if shape == LETTERS else compile_(shape)  # type: ignore[assignment,return-value]
+    core._grammars._compile = lambda shape: Unusable() if shape == LETTERS else compile_(shape)  # type: ignore[assignment]
     for add in (shaped(1), shaped(2, StructuredOutput("regex", "ab"))):
         assert core.add_request(add) is LATER
     accepted, [told] = core.settle()
