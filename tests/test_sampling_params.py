@@ -22,6 +22,7 @@ GOOD: list[dict[str, Any]] = [
     {"allowed_token_ids": (3,)},
     {"bad_words_token_ids": ((1,), (2, 3))},
     {"max_tokens": 0, "prompt_logprobs": 0},
+    {"cache_salt": "x" * 256},
     {"include_stop_str_in_output": True, "skip_special_tokens": False},
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -44,6 +45,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("bad_words", {"bad_words_token_ids": ((1, -1),)}),
     ("bad_words", {"bad_words_token_ids": ((1,) * 257,)}),
     ("bad_words", {"bad_words_token_ids": ((1,),) * 257}),
+    ("cache_salt", {"cache_salt": "x" * 257}),
     ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": -1, "prompt_logprobs": 0}),
 ]

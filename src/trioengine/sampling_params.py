@@ -17,6 +17,7 @@ __all__ = [
     "MAX_ALLOWED_TOKEN_IDS",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_TOKENS",
+    "MAX_CACHE_SALT",
     "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",
     "MAX_N",
@@ -33,6 +34,7 @@ __all__ = [
 MAX_ALLOWED_TOKEN_IDS: Final = 2**20
 MAX_BAD_WORDS: Final = 256  # sequences of token ids: a word may stand with and without a space
 MAX_BAD_WORD_TOKENS: Final = 256
+MAX_CACHE_SALT: Final = 256  # characters
 MAX_LOGIT_BIAS: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_N: Final = 128
@@ -81,6 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         structured: What shape the text must have. The sequence ends as soon as nothing can follow,
             whatever ``min_tokens`` and ``ignore_eos`` say; end-of-sequence comes only where the
             text is complete.
+        cache_salt: Prefixes are shared only between sequences of the same salt, so that how fast an
+            answer begins tells nobody what others have asked (vLLM, RFC #16016).
 
     Raises:
         InvalidRequestError: A value is out of range; ``param`` names it.
@@ -108,6 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured: StructuredOutput | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -131,6 +136,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_stops()
         self._check_penalties()
         self._check_vocabulary()
+        if len(self.cache_salt) > MAX_CACHE_SALT:
+            raise InvalidRequestError(
+                f"cache_salt takes at most {MAX_CACHE_SALT} characters, got {len(self.cache_salt)}",
+                param="cache_salt",
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _check_int(name, count, 0, MAX_LOGPROBS)

@@ -98,13 +98,13 @@ def test_null_is_not_said() -> None:
 ASKED_FOR: dict[str, Any] = {
     "length_penalty": 2, "suffix": "x", "use_beam_search": True,
     "spaces_between_special_tokens": False, "logprob_token_ids": [1], "prompt_embeds": "x",
-    "request_id": "x", "cache_salt": "x",
+    "request_id": "x",
     "kv_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
     "thinking_token_budget": 5, "stream_interval": 2,
     "functions": [], "function_call": "auto",
     "verbosity": "low", "modalities": ["text", "audio"],
     "audio": {"voice": "x"}, "prediction": {"a": 1}, "web_search_options": {},
-    "documents": [{"a": 1}], "mm_processor_kwargs": {"a": 1},
+    "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
 
 

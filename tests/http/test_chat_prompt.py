@@ -52,6 +52,17 @@ async def test_a_last_message_can_go_on(autojump_clock: MockClock) -> None:
     assert await prompt_text(body) == "user: hi\nassistant: Sure, \nassistant:"
 
 
+async def test_documents_are_for_a_template_that_knows_them(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"messages": [USER], "documents": [{"title": "Rome", "text": "not in a day"}]}
+    refused = (await answer(body))["error"]
+    assert (refused["param"], refused["code"]) == ("documents", "invalid_value")
+    assert await prompt_text(body | {"documents": []}) == "user: hi\nassistant:"
+    use_template(monkeypatch, "{% for d in documents %}{{ d.title }}: {{ d.text }}{% endfor %}")
+    assert await prompt_text(body) == "Rome: not in a day"
+
+
 async def test_a_message_that_goes_on_is_no_generation_prompt(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

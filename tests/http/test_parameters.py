@@ -166,7 +166,7 @@ async def test_values_reach_the_engine(path: str, autojump_clock: MockClock) -> 
     fields = {
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2,
         "allowed_token_ids": [5, 6, 5], "include_stop_str_in_output": True,
-        "skip_special_tokens": False, "min_tokens": 2,
+        "skip_special_tokens": False, "min_tokens": 2, "cache_salt": "mine",
     }  # fmt: skip
     params = (await sent(path, logit_bias={"7": -100}, max_tokens=4, **fields)).params
     for name, value in (fields | {"allowed_token_ids": (5, 6)}).items():

@@ -40,6 +40,7 @@ both = {
     "return_token_ids": st.booleans(),
     "return_tokens_as_token_ids": st.booleans(),
     "echo": st.booleans(),
+    "cache_salt": st.sampled_from([None, "a", "b"]),
 }
 completions = st.fixed_dictionaries(
     {}, optional=both | {"logprobs": st.integers(0, 3), "prompt": ids | st.lists(ids, min_size=1)}

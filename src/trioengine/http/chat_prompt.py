@@ -71,8 +71,10 @@ async def read_chat(
     )
     tokenizer = front.tokenizer()
     arguments = template_arguments(body.chat_template_kwargs) | _effort(body, tokenizer, template)
+    arguments |= _documents(body, tokenizer, template)
     num_chars = sum(len(turn["content"]) + _CHARS_PER_MESSAGE for turn in messages)
     num_chars += len(template or "") + sum(map(len, body.bad_words or ()))
+    num_chars += sum(len(str(document)) for document in body.documents or ())
     continues = bool(body.continue_final_message)
     use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     reading = None
@@ -153,6 +155,20 @@ def _effort(
     raise InvalidRequestError(
         f"'{name}' with this value is not supported: this model has one way to think at most.",
         param=name,
+    )
+
+
+def _documents(
+    body: ChatCompletionRequest, tokenizer: Tokenizer, template: str | None
+) -> dict[str, Any]:
+    """Return ``documents`` for a template that knows them; any other would leave them out."""
+    name = "documents"
+    if not body.documents:
+        return {}
+    if _mentions(tokenizer, template, name):
+        return {name: body.documents}
+    raise InvalidRequestError(
+        f"'{name}' are not supported: this model's chat template does not know them.", param=name
     )
 
 

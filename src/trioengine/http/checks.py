@@ -133,6 +133,8 @@ def checked_params(
         InvalidRequestError: A value is out of range; ``param`` names it.
     """
     _check_stream(body)
+    if body.cache_salt == "":
+        raise InvalidRequestError("cache_salt must not be empty", param="cache_salt")
     _check_range("temperature", body.temperature, 0.0, MAX_TEMPERATURE)
     check_scheduling(body.priority, body.timeout)
     _check_truncation(body.truncate_prompt_tokens, info.max_model_len)
@@ -193,6 +195,7 @@ def _sampling_params(body: GenerationRequest, limit: TokenLimit) -> SamplingPara
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             structured=read_structured(body),
+            cache_salt=body.cache_salt or "",
         )
     except InvalidRequestError as error:
         if error.param == "max_tokens":

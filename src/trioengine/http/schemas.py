@@ -47,7 +47,6 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "logprob_token_ids": ([],),
     "prompt_embeds": (),
     "request_id": (),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "repetition_detection": (),
@@ -61,7 +60,6 @@ UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "documents": ([],),
     "mm_processor_kwargs": (),
 }
 
@@ -108,6 +106,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    cache_salt: str | None = None
     response_format: Raw = NOT_SAID
     structured_outputs: Raw = NOT_SAID
     guided_json: Raw = NOT_SAID
@@ -120,7 +119,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     spaces_between_special_tokens: Raw = NOT_SAID
     logprob_token_ids: Raw = NOT_SAID
     request_id: Raw = NOT_SAID
-    cache_salt: Raw = NOT_SAID
     kv_transfer_params: Raw = NOT_SAID
     vllm_xargs: Raw = NOT_SAID
     repetition_detection: Raw = NOT_SAID
@@ -233,6 +231,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: Raw = NOT_SAID
+    documents: list[dict[str, Any]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool | None = None
     logprobs: bool | None = None
@@ -249,7 +248,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     audio: Raw = NOT_SAID
     prediction: Raw = NOT_SAID
     web_search_options: Raw = NOT_SAID
-    documents: Raw = NOT_SAID
     mm_processor_kwargs: Raw = NOT_SAID
 
     @property

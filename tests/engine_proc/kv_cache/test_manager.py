@@ -10,6 +10,7 @@ from helpers.requests import make_request
 from trioengine.engine_proc.kv_cache.block_pool import BlockPool
 from trioengine.engine_proc.kv_cache.manager import KVCacheManager
 from trioengine.errors import InternalError
+from trioengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from trioengine.engine_proc.request import Request
@@ -57,6 +58,18 @@ def test_a_prefix_is_found_again_while_held_and_after() -> None:
     three = request(*range(10))
     cache.admit(three, headroom=0)
     assert three.num_computed == 8
+
+
+def test_a_prefix_is_shared_by_those_of_one_salt() -> None:
+    cache = manager(12)
+    for salt in ("", "mine", "yours"):
+        params = SamplingParams(cache_salt=salt)
+        for found in (0, 8):
+            one = make_request(range(9), params=params)
+            cache.admit(one, headroom=0)
+            assert one.num_computed == found
+            compute(cache, one, 9 - found)
+            cache.free(one)
 
 
 def test_never_the_whole_prompt() -> None:

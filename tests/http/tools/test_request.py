@@ -55,9 +55,11 @@ def test_choices(choice: Any, parallel: bool | None, expected: ToolUse | None) -
 @pytest.mark.parametrize(
     ("tools", "choice", "param"),
     [
-        ([], "auto", "tool_choice"),
+        ([], "auto", "tools"),
+        ([], None, "tools"),
         (None, "required", "tool_choice"),
         ([NOW], named("later"), "tool_choice"),
+        ([], "none", "tools"),
         ([NOW, NOW], None, "tools[1].function.name"),
         ([tool("")], None, "tools[0].function.name"),
         ([tool("a b")], None, "tools[0].function.name"),
@@ -73,7 +75,6 @@ def test_what_cannot_be_is_refused_by_name(tools: Any, choice: Any, param: str) 
 
 def test_no_tools_are_no_use() -> None:
     assert read_tools(None, None, None) is None
-    assert read_tools([], "none", True) is None
 
 
 def test_the_schema_of_forced_calls() -> None:

@@ -23,7 +23,7 @@ from trioengine.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ROOT_HASH", "BlockPool", "hash_block"]
+__all__ = ["ROOT_HASH", "BlockPool", "hash_block", "root_hash"]
 
 _DIGEST_BYTES: Final = 16
 ROOT_HASH: Final = bytes(_DIGEST_BYTES)
@@ -32,6 +32,11 @@ ROOT_HASH: Final = bytes(_DIGEST_BYTES)
 def hash_block(parent: bytes, token_bytes: bytes) -> bytes:
     """Return the hash of a full block with these token ids after the prefix ``parent``."""
     return blake2b(parent + token_bytes, digest_size=_DIGEST_BYTES).digest()
+
+
+def root_hash(salt: str) -> bytes:
+    """Return the parent of a first block: sequences of different salts share no prefix."""
+    return hash_block(ROOT_HASH, salt.encode()) if salt else ROOT_HASH
 
 
 class BlockPool:

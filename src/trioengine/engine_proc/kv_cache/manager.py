@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioengine.engine_proc.kv_cache.block_pool import ROOT_HASH, BlockPool, hash_block
+from trioengine.engine_proc.kv_cache.block_pool import BlockPool, hash_block, root_hash
 from trioengine.errors import InternalError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class KVCacheManager:
         """Return the hash of full block ``index``; its predecessors are hashed on the way."""
         hashes = request.block_hashes
         while len(hashes) <= index:
-            parent = hashes[-1] if hashes else ROOT_HASH
+            parent = hashes[-1] if hashes else root_hash(request.params.cache_salt)
             hashes.append(hash_block(parent, self._bytes(request, len(hashes))))
         return hashes[index]
 

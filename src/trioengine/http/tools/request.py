@@ -83,15 +83,17 @@ def read_tools(
     """Return how tools are used, ``None`` where they are not.
 
     Raises:
-        InvalidRequestError: A name is no name or there twice, there are too many, or the choice is
-            of something that is not there.
+        InvalidRequestError: A name is no name or there twice, there are none or too many, or the
+            choice is of something that is not there.
     """
-    if not tools:
+    if tools is None:
         if choice not in (None, "none"):
             raise InvalidRequestError(
                 "'tool_choice' is only allowed with 'tools'.", param="tool_choice"
             )
         return None
+    if not tools:
+        raise InvalidRequestError("'tools' must not be an empty list.", param="tools")
     _check_names(tools)
     if choice == "none":
         return None
