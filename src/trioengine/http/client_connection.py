@@ -21,7 +21,8 @@ import trio
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.typing import ConnectionState
 
-from trioengine.http.h1 import AppTasks, Http1Protocol, Phase
+from trioengine.http.h1 import Http1Protocol, Phase
+from trioengine.http.inbox import AppTasks
 from trioengine.http.request_head import too_slow
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
 from trioengine.http.client_connection import connection_of
-from trioengine.http.h1 import Inbox
+from trioengine.http.inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator

@@ -17,7 +17,6 @@ events into ASGI messages. What differs here from Hypercorn 0.18, whose internal
 
 from __future__ import annotations
 
-import collections
 import enum
 import math
 from itertools import chain
@@ -29,7 +28,6 @@ from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
-from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
 
 from trioengine.errors import InternalError, UnavailableError
@@ -42,17 +40,15 @@ from trioengine.http.request_head import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from hypercorn.config import Config
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
-    from hypercorn.typing import AppWrapper, ASGIReceiveEvent
 
     from trioengine.errors import TrioEngineError
     from trioengine.http.limits import Limits
 
-__all__ = ["AppTasks", "Http1Protocol", "Inbox", "Phase", "ServerContext"]
+__all__ = ["Http1Protocol", "Phase", "ServerContext"]
 
 _BLANK: Final = b"\r\n"  # may precede a request line (RFC 9112, section 2.2)
 
@@ -80,61 +76,6 @@ class ServerContext(WorkerContext):
         self.limits = limits
         self.draining = False
         self.on_refused = on_refused
-
-
-class AppTasks(TaskGroup):
-    """Runs the app of each request; what it is told is queued without waiting.
-
-    Stock, the queue holds ten messages: when it is full and its app has ended, the connection
-    waits for ever. And each message is a checkpoint, where a cancellation could strike between the
-    last byte of an answer and the recycling of the connection. The queue needs no bound of its own:
-    a body has one.
-    """
-
-    async def spawn_app(
-        self, app: AppWrapper, config: Config, scope: Any, send: Any
-    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        inbox = Inbox()
-        self.spawn(
-            _handle, app, config, scope, inbox, send, trio.to_thread.run_sync, trio.from_thread.run
-        )
-        return inbox.put
-
-
-class Inbox:
-    """What one app is told, in order. Calling it is the app's ASGI ``receive``."""
-
-    __slots__ = ("_messages", "_waiting")
-
-    def __init__(self) -> None:
-        self._messages: collections.deque[ASGIReceiveEvent] = collections.deque()
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def put(self, message: ASGIReceiveEvent) -> None:
-        """Tell the app. Never waits."""
-        self._messages.append(message)
-        self._waiting.unpark()
-
-    async def __call__(self) -> ASGIReceiveEvent:
-        """Return the next message, waiting for it."""
-        if self._messages:
-            await trio.lowlevel.checkpoint()
-        while not self._messages:
-            await self._waiting.park()
-        return self._messages.popleft()
-
-    def take_body(self) -> list[bytes] | None:
-        """Take the whole body, in pieces, if all of it is here; else ``None``, and nothing."""
-        pieces: list[bytes] = []
-        for message in self._messages:
-            if message["type"] != "http.request":
-                return None
-            pieces.append(message["body"])
-            if not message["more_body"]:
-                for _ in pieces:
-                    self._messages.popleft()
-                return pieces
-        return None
 
 
 class OneShapeStream(HTTPStream):
