@@ -68,6 +68,20 @@ async def test_draining_is_live(autojump_clock: MockClock) -> None:
         assert (await world.api.get("/health")).json["status"] == "draining"
 
 
+async def test_a_stall_is_told_beside_what_it_delays(autojump_clock: MockClock) -> None:
+    async with open_world() as world:
+        world.client.status.mark_stalled("no beat for 5 s")
+        world.client.status.mark_draining()
+        assert await statuses(world) == (503, 503, 503)
+        body = (await world.api.get("/health")).json
+        assert body["status"] == "draining"
+        assert body["reason"] == (
+            "the server is shutting down; the engine is stalled: no beat for 5 s"
+        )
+        world.client.status.mark_recovered()
+        assert await statuses(world) == (200, 503, 503)
+
+
 async def test_a_death_that_has_just_been_seen_is_told_with_its_cause(
     autojump_clock: MockClock,
 ) -> None:

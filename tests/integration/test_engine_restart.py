@@ -113,3 +113,23 @@ def test_a_stalled_engine_may_be_the_end() -> None:
         assert (status, answer["error"]["code"]) == (503, "engine_dead")
         assert server.wait() == 3
         assert "the engine stalled: step 1 has been running" in server.last_line
+
+
+@pytest.mark.parametrize("wanted", ["exit", "restart"])
+def test_a_stall_ends_a_drain(wanted: str) -> None:
+    arguments = ("--on-stall", wanted, "--engine-restarts", "1", "--stall-timeout", "2")
+    drain = ("--drain-timeout", "60", "--death-grace", "0.2")
+    with ServerProcess(*arguments, *drain, "--engine-args", '{"hang_at_step": 1}') as server:
+        server.wait_ready()
+        answers: list[tuple[int, Any]] = []
+        client = threading.Thread(
+            target=lambda: answers.append(server.post("/v1/completions", {"prompt": "x"}))
+        )
+        client.start()
+        wait_until(lambda: server.metrics()["trioengine_requests_waiting"], what="the request")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 3
+        client.join()
+        status, answer = answers[0]
+        assert (status, answer["error"]["code"]) == (503, "engine_dead")
+        assert "the engine stalled: step 1 has been running" in server.last_line

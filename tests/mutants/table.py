@@ -516,6 +516,22 @@ _OUTLIVES = (
         "final=False",
         KEEPER,
     ),
+    Mutant(
+        "no-stall-is-seen-in-a-drain",
+        "an engine that finishes what runs is watched for stalls",
+        "process/heartbeat_watch.py",
+        ", EngineState.SLEEPING, EngineState.DRAINING}",
+        "}",
+        KEEPER,
+    ),
+    Mutant(
+        "what-leaves-is-judged",
+        "an engine that was asked to leave is not killed for a stall",
+        "process/heartbeat_watch.py",
+        " and not status.engine_is_gone",
+        "",
+        KEEPER,
+    ),
 )
 
 _SLEEP = (

@@ -9,6 +9,10 @@ moves the state at once: new requests are refused or wait, and health says so. I
 to RESTARTING where the budget allows one more start: the server serves on, and ``begin_again``
 makes room for the death of the next incarnation.
 
+A stall is a state of its own only where the engine would be READY otherwise. An engine that
+finishes what runs before it sleeps or leaves can stall as well: the state stays what it is then,
+and ``stall`` says why.
+
 Once STOPPED, the end of the engine is what was asked for, and every report is ignored.
 """
 
@@ -56,6 +60,7 @@ class EngineEvent(enum.StrEnum):
 
 _S, _E = EngineState, EngineEvent
 _SERVING: Final = (_S.READY, _S.STALLED, _S.SLEEPING)
+_FINISHING: Final = (_S.SLEEPING, _S.DRAINING)
 _ALIVE: Final = (_S.STARTING, *_SERVING, _S.DRAINING, _S.RESTARTING)
 
 TRANSITIONS: Final[dict[tuple[EngineState, EngineEvent], EngineState]] = {
@@ -65,6 +70,7 @@ TRANSITIONS: Final[dict[tuple[EngineState, EngineEvent], EngineState]] = {
     (_S.READY, _E.SLEEP): _S.SLEEPING,
     (_S.READY, _E.STALL): _S.STALLED,
     (_S.STALLED, _E.RECOVER): _S.READY,
+    **{(state, event): state for state in _FINISHING for event in (_E.STALL, _E.RECOVER)},
     **{(state, _E.FALL): _S.RESTARTING for state in (*_SERVING, _S.RESTARTING)},
     **{(state, _E.DRAIN): _S.DRAINING for state in (_S.STARTING, *_SERVING, _S.RESTARTING)},
     **{(state, _E.STOP): _S.STOPPED for state in _ALIVE},
@@ -89,6 +95,7 @@ class EngineStatus:
         state: Now.
         reason: One sentence on why; empty while all is well.
         since_s: When this state was entered, ``trio.current_time()``.
+        stall: Why the present engine counts as stalled, in whatever state; empty while it moves.
         progress: Phase and fraction in [0, 1] of a start, once something is known.
         was_ready: It has been READY at least once.
         death: Of the present incarnation, or of the last while there is none.
@@ -107,6 +114,7 @@ class EngineStatus:
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
         self.since_s = trio.current_time()
+        self.stall = ""
         self.progress: tuple[str, float] | None = None
         self.was_ready = False
         self.death = EngineDeath()
@@ -132,15 +140,17 @@ class EngineStatus:
         self._advance(EngineEvent.READY)
         self.restarts.note_ready(self.since_s)
         self.was_ready = True
-        self.progress = None
+        self.stall, self.progress = "", None
 
     def mark_stalled(self, reason: str) -> None:
-        """Say that it does not move. Raises ``ProtocolError`` unless READY."""
+        """Say that it does not move. Raises ``ProtocolError`` unless READY, SLEEPING, DRAINING."""
         self._advance(EngineEvent.STALL, reason)
+        self.stall = reason
 
     def mark_recovered(self) -> None:
-        """Say that it moves again. Raises ``ProtocolError`` unless STALLED."""
+        """Say that it moves again. Raises ``ProtocolError`` as ``mark_stalled`` does."""
         self._advance(EngineEvent.RECOVER)
+        self.stall = ""
 
     def mark_sleeping(self) -> None:
         """Take no requests, and sleep when the last has ended. Raises unless READY."""
@@ -242,6 +252,7 @@ class EngineStatus:
             return False
         if not self.death.seen.is_set():
             self._advance(self._fate(final=final), reason)
+            self.stall = ""
         if not self.death.report(sensor, reason):
             return False
         self.reason = self.death.cause

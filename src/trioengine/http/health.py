@@ -5,7 +5,7 @@ So they answer in any state, under any load, and without a place in the queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -16,18 +16,19 @@ from trioengine.version import __version__
 
 if TYPE_CHECKING:
     from trioengine.client.engine_client import EngineClient
+    from trioengine.client.engine_status import EngineStatus
 
 __all__ = ["health_routes", "live", "ready"]
-
-# Waiting helps in every other state; in these only a restart does.
-_NOT_LIVE: Final = frozenset({EngineState.DEAD, EngineState.STALLED})
 
 Verdict = tuple[int, dict[str, Any]]
 
 
 def live(client: EngineClient) -> Verdict:
     """Return status and body for "should this process be restarted?"."""
-    return (503 if client.status.state in _NOT_LIVE else 200), _describe(client)
+    status = client.status
+    # Waiting helps in every other state; in these only a restart does.
+    beyond_waiting = status.state is EngineState.DEAD or status.stall
+    return (503 if beyond_waiting else 200), _describe(client)
 
 
 def ready(client: EngineClient, *, full_is_ready: bool) -> Verdict:
@@ -76,11 +77,18 @@ async def _settle(client: EngineClient) -> None:
         await client.status.death.wait_settled()
 
 
+def _reason(status: EngineStatus) -> str:
+    """Return why; a stall is told beside what it delays: the end, or falling asleep."""
+    if not status.stall or status.state is EngineState.STALLED:
+        return status.reason
+    return f"{status.reason}; the engine is stalled: {status.stall}"
+
+
 def _describe(client: EngineClient) -> dict[str, Any]:
     status = client.status
     body: dict[str, Any] = {
         "status": str(status.state),
-        "reason": status.reason,
+        "reason": _reason(status),
         "since_s": round(trio.current_time() - status.since_s, 3),
     }
     if status.progress is not None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["StallJudge", "watch_heartbeat"]
 
 LOOK_EVERY_S: Final = 0.5
+_JUDGED: Final = frozenset(
+    {EngineState.READY, EngineState.STALLED, EngineState.SLEEPING, EngineState.DRAINING}
+)
 
 
 class StallJudge:
@@ -61,12 +64,12 @@ async def watch_heartbeat(
     on_stall: Callable[[str], None] = lambda reason: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Move ``status`` between READY and STALLED until cancelled.
+    """Tell ``status`` when the engine stalls and when it moves again, until cancelled.
 
     Args:
         read: Looks at the heartbeat page.
-        status: Judged only while READY or STALLED: loading code may hold the interpreter for
-            seconds, and an engine that drains or is dead has other bounds.
+        status: Judged while the engine serves or finishes what runs: loading code may hold the
+            interpreter for seconds, and one that was asked to leave or is dead has other bounds.
         beat_timeout_s: Longest silence.
         stall_timeout_s: Longest step.
         on_stall: Told why, once the state says so.
@@ -77,9 +80,10 @@ async def watch_heartbeat(
     )
     while True:
         reason = judge.judge(read(), clock())
-        if status.state is EngineState.READY and reason is not None:
-            status.mark_stalled(reason)
-            on_stall(reason)
-        elif status.state is EngineState.STALLED and reason is None:
-            status.mark_recovered()
+        if status.state in _JUDGED and not status.engine_is_gone:
+            if reason is None and status.stall:
+                status.mark_recovered()
+            elif reason is not None and not status.stall:
+                status.mark_stalled(reason)
+                on_stall(reason)
         await trio.sleep(LOOK_EVERY_S)
