@@ -320,8 +320,9 @@ class Server:
 
     async def _tell_of_death(self) -> None:
         """Asked to stop just when the engine has died: its requests are told of that first."""
+        await self.status.wait_settled()
         with trio.move_on_after(TOLD_S):
-            await self.client.wait_idle()  # within 50 ms of the death
+            await self.client.wait_idle()
             if self._http is not None:
                 self._http.begin_shutdown()
                 await self._http_ended.wait()

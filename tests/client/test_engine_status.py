@@ -10,6 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioengine.client.engine_status import (
+    EXIT_S,
     SETTLE_S,
     TRANSITIONS,
     EngineEvent,
@@ -147,17 +148,33 @@ async def test_best_sensor_within_the_time_names_the_cause(
     assert status.traceback == "Traceback …"
 
 
-@pytest.mark.parametrize("first", [1, 2])
-async def test_cause_is_frozen_after_50_ms(first: int, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(("first", "patience_s"), [(1, SETTLE_S), (2, EXIT_S)])
+async def test_cause_is_frozen_in_time(
+    first: int, patience_s: float, autojump_clock: MockClock
+) -> None:
     status = status_in(EngineState.READY)
     reason, report = SENSORS[first]
     report(status)
     since_s = status.since_s
-    await trio.sleep(SETTLE_S * 1.01)
+    await trio.sleep(patience_s * 1.01)
     for _, other in SENSORS:
         other(status)
     assert (status.reason, status.traceback, status.since_s) == (reason, "", since_s)
     assert status.death.settled.is_set()
+
+
+@pytest.mark.parametrize("exit_s", [0.4, 0.98])
+async def test_an_exit_after_the_wire_has_its_own_50_ms_for_a_last_word(
+    exit_s: float, autojump_clock: MockClock
+) -> None:
+    status = status_in(EngineState.READY)
+    status.report_peer_gone()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(status.wait_settled)
+        await trio.sleep(exit_s)
+        status.report_exit("exited with status 1")
+    assert status.reason == "exited with status 1"
+    assert trio.current_time() == pytest.approx(min(exit_s + SETTLE_S, EXIT_S))
 
 
 async def test_waiting_freezes_the_cause_when_the_time_is_up(autojump_clock: MockClock) -> None:

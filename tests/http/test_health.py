@@ -97,6 +97,17 @@ async def test_a_death_that_has_just_been_seen_is_told_with_its_cause(
         assert (call.status, call.json["reason"]) == (503, "killed by SIGKILL")
 
 
+async def test_health_does_not_wait_for_a_process_that_takes_its_time(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_world() as world:
+        world.client.status.report_peer_gone()
+        began_s = trio.current_time()
+        call = await world.api.get("/health")
+        assert (call.status, call.json["status"]) == (503, "dead")
+        assert trio.current_time() - began_s <= 0.05 + 1e-6
+
+
 async def test_dead_says_why(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         world.engine.crash()

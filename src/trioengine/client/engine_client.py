@@ -12,9 +12,9 @@ its place in the engine until the engine has confirmed.
 
 The end of an incarnation, seen by whichever sensor, is told in this order: the status is DEAD or
 RESTARTING; the reader goes on until the wire is empty, so that what was on its way arrives; within
-50 ms the cause is settled, and every stream that the engine had fails with it. Where another is to
-come, what the engine had not heard of waits for that one, and so does, once and if so asked for
-(``replay``), what nobody has seen an answer to.
+50 ms of the end of its process the cause is settled, and every stream that the engine had fails
+with it. Where another is to come, what the engine had not heard of waits for that one, and so does,
+once and if so asked for (``replay``), what nobody has seen an answer to.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from typing import Final
 
 import trio
 
-from trioengine.client.engine_death import SETTLE_S, EngineDeath, Sensor
+from trioengine.client.engine_death import EXIT_S, SETTLE_S, EngineDeath, Sensor
 from trioengine.client.restart_budget import RestartBudget
 from trioengine.errors import EngineDeadError, ProtocolError, UnavailableError
 
-__all__ = ["SETTLE_S", "TRANSITIONS", "EngineEvent", "EngineState", "EngineStatus"]
+__all__ = ["EXIT_S", "SETTLE_S", "TRANSITIONS", "EngineEvent", "EngineState", "EngineStatus"]
 
 RETRY_AFTER_S: Final = 1.0  # where the server itself will come back
 
@@ -242,7 +242,7 @@ class EngineStatus:
         self._report(Sensor.WIRE, "the engine has closed its end of the wire")
 
     async def wait_settled(self) -> None:
-        """Wait until it is DEAD and the cause frozen, at most 50 ms after the first sign."""
+        """Wait until it is DEAD and the cause frozen, within 50 ms of the end of its process."""
         await self.dead.wait()
         await self.death.wait_settled()
 

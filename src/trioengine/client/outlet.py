@@ -73,7 +73,7 @@ class Outlet:
             self.send(Abort(request_ids))
 
     def send(self, message: ClientMessage) -> None:
-        """Send, or report that nobody is there: then what it was about fails within 50 ms."""
+        """Send, or report that nobody is there: then what it was about fails with the engine."""
         if self._transport is None:
             return
         try:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 from quart import Blueprint, Response
 
-from trioengine.client.engine_status import EngineState
+from trioengine.client.engine_status import SETTLE_S, EngineState
 from trioengine.version import __version__
 
 if TYPE_CHECKING:
@@ -72,9 +72,10 @@ def health_routes(client: EngineClient) -> Blueprint:
 
 
 async def _settle(client: EngineClient) -> None:
-    """Let a death that has just been seen find its cause, which takes 50 ms at the most."""
+    """Let a death that has just been seen find its cause; say what is known after 50 ms."""
     if client.status.death.seen.is_set():
-        await client.status.death.wait_settled()
+        with trio.move_on_after(SETTLE_S):
+            await client.status.death.wait_settled()
 
 
 def _reason(status: EngineStatus) -> str:
