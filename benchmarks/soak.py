@@ -3,30 +3,37 @@
     python benchmarks/soak.py                         # 30 minutes with the default model
     python benchmarks/soak.py --minutes 5 --clients 48
 
-Starts a server of its own and lets clients do what clients do: read a stream to its end, leave
-while they wait or while they read, close one half, read a few bytes a second until they are thrown
-out, ask for several answers, cancel by id from another connection, give a deadline that passes, and
-send what is no request. After each round, when nothing runs any more, it looks at both processes
-(resident memory, descriptors, threads) and at the metrics. Exits with 1 where
+Starts a server of its own, which may start its engine again, and lets clients do what clients do:
+read a stream to its end, leave while they wait or while they read, close one half, read a few bytes
+a second until they are thrown out, ask for several answers, cancel by id from another connection,
+give a deadline that passes, and send what is no request. Meanwhile the engine is killed (SIGKILL),
+stopped and continued, put to sleep and woken up over HTTP.
 
-- resident memory of a process has grown by 2 % or more since the rounds that warmed it up (a
-  quarter of them), or descriptors, threads or used blocks by any,
-- the server has not counted exactly the requests that were sent, with outcomes that agree with what
-  the clients saw, or has not confirmed each abort.
+The rounds come in cycles: one for each kind of fault, one with all of them at once, and two calm
+ones, at the end of which both processes are looked at (resident memory, descriptors, threads). An
+engine is as old at the end of one cycle as at the end of another, so these can be compared although
+none outlives its cycle. After each round, when nothing runs any more, the metrics must agree with
+the clients. Exits with 1, and says which check failed with which numbers, where
+
+- the server has not counted exactly the requests that were sent, by endpoint, with the outcomes
+  that those saw who stayed; the others may have no outcome but those of one who leaves,
+- a request was aborted, and that was neither confirmed nor ended by its engine's death,
+- an engine was started again that nobody had killed, or was not that somebody had,
+- a block is not free when nothing runs,
+- resident memory of a process has grown by 2 % or more since it was warm (a quarter of the cycles),
+  or descriptors or threads by any.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
-import json
 import os
 import random
 import re
-import socket
 import sys
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,17 +41,26 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import trio
+from soak_visitors import CUT, Clients, Ledger, Operators, engine_of, is_alive
 
 from trioengine.bench.own_server import own_server
 
-READ_BYTES = 65536
-ROUND_S = 30.0
-QUIET_WITHIN_S = 60.0
+CYCLE = ("kill", "sleep", "halt", "mixed", "calm", "calm")
+ROUND_S = 20.0
+QUIET_WITHIN_S = 120.0  # the longest wait before a dead engine is started again, and more
 GROWTH = 1.02
 SLOW_TIMEOUT_S = 2
 CACHE_GIB = 0.25  # small, so that all of it has been written to when the rounds that warm up end
+ENDLESS = 10_000  # restarts
+LINES = 60
 OUTCOME = re.compile(r'trioengine_requests_total\{endpoint="([^"]*)",outcome="([^"]*)"\}')
-COMPLETIONS, CANCEL = "/v1/completions", "/v1/requests/<response_id>/cancel"
+ABORTED = "trioengine_requests_aborted_total"
+# Of who left, or may have been thrown out, before it knew.
+UNSEEN = {
+    *("client_disconnect", "slow_client", "ok"),
+    *("restarting", "sleeping", "stalled", "queue_timeout"),
+}
+NEVER = (CUT, "internal_error", "engine_dead", "overloaded", "draining")
 
 
 class Footprint(NamedTuple):
@@ -61,13 +77,24 @@ class Footprint(NamedTuple):
         counts = [len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task")]
         return cls(pages * os.sysconf("SC_PAGE_SIZE"), *counts)
 
+    def __str__(self) -> str:
+        mib = self.resident_bytes / 2**20
+        return f"{mib:.1f} MiB, {self.descriptors} descriptors, {self.threads} threads"
 
-def child_of(pid: int) -> int:
-    """Return the one child of a process: the engine."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        if children := (task / "children").read_text().split():
-            return int(children[0])
-    raise RuntimeError(f"process {pid} has no engine")
+
+class Look(NamedTuple):
+    """Both processes at the end of a calm round."""
+
+    server: Footprint
+    engine: Footprint
+    engine_pid: int
+
+    @classmethod
+    async def at(cls, server_pid: int) -> Look:
+        """Look when idle worker threads have gone, which takes them 10 s."""
+        await trio.sleep(11)
+        pid = engine_of(server_pid)
+        return cls(Footprint.of(server_pid), Footprint.of(pid), pid)
 
 
 def metrics_of(url: str) -> dict[str, float]:
@@ -78,214 +105,137 @@ def metrics_of(url: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
-def post(path: str, body: bytes, *fields: str) -> bytes:
-    """Return the bytes of a request that ends its connection."""
-    head = [f"POST {path} HTTP/1.1", "Host: soak", "Connection: close", *fields]
-    return "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body
-
-
-class Clients:
-    """Everybody who comes, and what they saw.
-
-    Attributes:
-        sent: Whole requests, by the endpoint they were for.
-        seen: Ends that a client can be sure of: ``ok``, ``400``, ``504``, ``cancelled``.
-    """
-
-    def __init__(self, port: int, seed: int) -> None:
-        self.sent: collections.Counter[str] = collections.Counter()
-        self.seen: collections.Counter[str] = collections.Counter()
-        self._port = port
-        self._fate = random.Random(seed)
-        self._visits = (
-            *(self.read_all, self.read_all, self.leave, self.leave, self.half_close),
-            *(self.read_slowly, self.cancel, self.give_deadline, self.talk_nonsense),
-        )
-
-    async def crowd(self, num_clients: int, duration_s: float) -> None:
-        """Keep so many clients coming for so long; return when the last has gone."""
-        async with trio.open_nursery() as nursery:
-            for _ in range(num_clients):
-                nursery.start_soon(self._come_again, trio.current_time() + duration_s)
-
-    async def _come_again(self, until_s: float) -> None:
-        while trio.current_time() < until_s:
-            await trio.sleep(self._fate.random() * 0.2)
-            with contextlib.suppress(trio.BrokenResourceError):
-                await self._fate.choice(self._visits)()
-
-    # Visits --------------------------------------------------------------------------------------
-
-    def question(self, **fields: object) -> bytes:
-        """Return the bytes of some request for text."""
-        fate = self._fate
-        body = {
-            "prompt": [fate.randrange(300, 9000) for _ in range(fate.choice((4, 30, 200)))],
-            "max_tokens": fate.randrange(1, 60),
-            "temperature": fate.choice((0.0, 0.8)),
-            "n": fate.choice((1, 1, 1, 3)),
-            "stream": fate.random() < 0.7,
-            **({"logprobs": 2} if fate.random() < 0.1 else {}),
-            **fields,
-        }
-        return post(COMPLETIONS, json.dumps(body).encode())
-
-    async def _ask(self, question: bytes) -> trio.SocketStream:
-        connection = await trio.open_tcp_stream("127.0.0.1", self._port)
-        await connection.send_all(question)
-        self.sent[COMPLETIONS] += 1
-        return connection
-
-    async def _read(self, connection: trio.SocketStream) -> bytes:
-        answer = b""
-        while data := await connection.receive_some(READ_BYTES):
-            answer += data
-        return answer
-
-    async def read_all(self) -> None:
-        """Be an honest client."""
-        async with await self._ask(self.question()) as connection:
-            answer = await self._read(connection)
-        whole = answer.endswith((b"data: [DONE]\n\n\r\n0\r\n\r\n", b"}"))
-        self.seen["ok" if answer.startswith(b"HTTP/1.1 200 ") and whole else "odd"] += 1
-
-    async def leave(self) -> None:
-        """Go at some moment."""
-        async with await self._ask(self.question(max_tokens=400)) as connection:
-            with trio.move_on_after(self._fate.expovariate(4)):
-                await self._read(connection)
-
-    async def half_close(self) -> None:
-        """Say that nothing more will be said, which is taken for leaving."""
-        async with await self._ask(self.question(max_tokens=400)) as connection:
-            await trio.sleep(self._fate.random() * 0.2)
-            with contextlib.suppress(trio.BrokenResourceError):
-                await connection.send_eof()
-                await self._read(connection)
-
-    async def read_slowly(self) -> None:
-        """Read next to nothing for a while, or until thrown out."""
-        sock = trio.socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        await sock.connect(("127.0.0.1", self._port))
-        async with trio.SocketStream(sock) as connection:
-            await connection.send_all(self.question(max_tokens=400, stream=True, logprobs=4))
-            self.sent[COMPLETIONS] += 1
-            for _ in range(self._fate.randrange(1, 40)):
-                if not await connection.receive_some(10):
-                    break
-                await trio.sleep(0.1)
-
-    async def cancel(self) -> None:
-        """End a stream from another connection."""
-        async with await self._ask(self.question(max_tokens=400, stream=True)) as connection:
-            answer = b""
-            while not (found := re.search(rb'"id":"([^"]+)"', answer)):
-                if not (data := await connection.receive_some(READ_BYTES)):
-                    return
-                answer += data
-            path = f"/v1/requests/{found[1].decode()}/cancel"
-            async with await trio.open_tcp_stream("127.0.0.1", self._port) as other:
-                await other.send_all(post(path, b""))
-                self.sent[CANCEL] += 1
-                confirmed = (await self._read(other)).startswith(b"HTTP/1.1 200 ")
-            answer += await self._read(connection)
-        if confirmed:
-            self.seen["cancelled" if b'"cancelled"' in answer else "odd"] += 1
-
-    async def give_deadline(self) -> None:
-        """Want it sooner than it can be."""
-        question = self.question(max_tokens=400, timeout=0.05, stream=False)
-        async with await self._ask(question) as connection:
-            answer = await self._read(connection)
-        self.seen["504" if answer.startswith(b"HTTP/1.1 504 ") else "other"] += 1
-
-    async def talk_nonsense(self) -> None:
-        """Send what cannot be answered."""
-        nonsense = (
-            self.question(temperature=-1),
-            self.question(prompt=None),
-            post(COMPLETIONS, b'{"prompt": "x'),
-            post(COMPLETIONS, b"\xff" * 2000),
-        )
-        async with await self._ask(self._fate.choice(nonsense)) as connection:
-            answer = await self._read(connection)
-        self.seen["400" if answer.startswith(b"HTTP/1.1 400 ") else "odd"] += 1
-
-
-def accounts(clients: Clients, before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return what does not add up between the clients and the metrics."""
-    counted: collections.Counter[tuple[str, str]] = collections.Counter()
-    for name, value in now.items():
-        if found := OUTCOME.fullmatch(name):
-            counted[found[1], found[2]] += round(value - before.get(name, 0.0))
-    wrong = []
-
-    def check(what: str, got: float, wanted: float, *, least: bool = False) -> None:
-        if got < wanted if least else got != wanted:
-            wrong.append(f"{what}: {got:g}, but {wanted:g} {'at least' if least else 'exactly'}")
-
-    for endpoint, sent in clients.sent.items():
-        total = sum(n for (each, _), n in counted.items() if each == endpoint)
-        check(f"requests for {endpoint}", total, sent)
-    check("odd answers", clients.seen["odd"], 0)
-    check("answered in full", counted[COMPLETIONS, "ok"], clients.seen["ok"], least=True)
-    check("deadlines", counted[COMPLETIONS, "deadline_exceeded"], clients.seen["504"])
-    check("cancels", counted[COMPLETIONS, "cancelled"], clients.seen["cancelled"])
-    aborted = sum(v for k, v in now.items() if k.startswith("trioengine_requests_aborted_total"))
-    check("confirmed aborts", now["trioengine_abort_latency_seconds_count"], aborted)
-    free = now["trioengine_kv_blocks_free"]
-    check("free blocks", free, now["trioengine_kv_blocks_total"])
-    check("failing metrics", now["trioengine_metrics_errors_total"], 0)
-    return wrong
-
-
 async def quiet(url: str) -> dict[str, float]:
-    """Wait until nothing runs and nobody is connected but us; return the metrics."""
-    with trio.fail_after(QUIET_WITHIN_S):
+    """Wait until the engine is ready and nothing runs, nobody connected but us; return the metrics.
+
+    Raises:
+        RuntimeError: It does not become so.
+    """
+    now: dict[str, float] = {}
+    wanted = {
+        "trioengine_requests_running": 0,
+        "trioengine_requests_waiting": 0,
+        "trioengine_open_connections": 1,
+        'trioengine_engine_state{state="ready"}': 1,
+    }
+    with trio.move_on_after(QUIET_WITHIN_S):
         while True:
             now = await trio.to_thread.run_sync(metrics_of, url)
-            busy = now["trioengine_requests_running"] + now["trioengine_requests_waiting"]
-            if not busy and now["trioengine_open_connections"] <= 1:
+            if all(now.get(name) == value for name, value in wanted.items()):
                 return now
             await trio.sleep(0.2)
+    found = {name: now.get(name) for name in wanted}
+    states = [name for name, value in now.items() if "engine_state{" in name and value]
+    raise RuntimeError(f"not quiet after {QUIET_WITHIN_S:g} s: {found}, {states}; want {wanted}")
 
 
-async def settled(pids: tuple[int, int]) -> tuple[Footprint, ...]:
-    """Look at both processes when idle worker threads have gone, which takes them 10 s."""
-    await trio.sleep(11)
-    return tuple(Footprint.of(pid) for pid in pids)
+class Accounts:
+    """What the metrics say has to agree with what is known."""
+
+    def __init__(self, before: dict[str, float], now: dict[str, float]) -> None:
+        self.wrong: list[str] = []
+        self._before, self._now = before, now
+
+    def _rise(self, name: str) -> int:
+        return round(self._now.get(name, 0.0) - self._before.get(name, 0.0))
+
+    def _check(self, what: str, got: float, wanted: float) -> None:
+        if got != wanted:
+            self.wrong.append(f"{what}: the metrics say {got:g}, but it is {wanted:g}")
+
+    def check_requests(self, ledger: Ledger) -> None:
+        """Each request has one outcome, and it is the one that its client saw."""
+        counted: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for name in self._now:
+            if found := OUTCOME.fullmatch(name):
+                counted[found[1]][found[2]] += self._rise(name)
+        for endpoint, sent in ledger.sent.items():
+            self._check(f"requests for {endpoint}", counted[endpoint].total(), sent)
+            seen = {outcome: n for (each, outcome), n in ledger.seen.items() if each == endpoint}
+            for outcome in sorted(seen.keys() | counted[endpoint].keys()):
+                self._check_outcome(endpoint, outcome, counted[endpoint][outcome], seen)
+
+    def _check_outcome(self, endpoint: str, outcome: str, got: int, seen: dict[str, int]) -> None:
+        sure = seen.get(outcome, 0)
+        what = f"{endpoint} {outcome!r}"
+        if outcome in NEVER and (got or sure):
+            self.wrong.append(f"{what}: {sure} saw it and the metrics say {got}, but none may")
+        elif got < sure:
+            self.wrong.append(f"{what}: {sure} saw it, but the metrics say {got}")
+        elif outcome not in UNSEEN:
+            self._check(what, got, sure)
+
+    def check_aborts(self) -> None:
+        """Each abort was confirmed, or its engine died first."""
+        aborted = sum(self._rise(name) for name in self._now if name.startswith(ABORTED))
+        confirmed = self._rise("trioengine_abort_latency_seconds_count")
+        lost = self._rise("trioengine_aborts_unconfirmed_total")
+        what = f"aborts confirmed ({confirmed}) or ended by a death ({lost})"
+        self._check(what, confirmed + lost, aborted)
+
+    def check_engine(self, operators: Operators) -> None:
+        """It was started again as often as it was killed, and all its blocks are free."""
+        restarts = self._rise("trioengine_engine_restarts_total")
+        if not operators.kills - operators.doubtful <= restarts <= operators.kills:
+            kills = f"{operators.kills} kills, {operators.doubtful} perhaps of one that was leaving"
+            self.wrong.append(f"restarts: the metrics say {restarts}, but there were {kills}")
+        self._check(
+            "free blocks",
+            self._now["trioengine_kv_blocks_free"],
+            self._now["trioengine_kv_blocks_total"],
+        )
+        self._check("values that made no sense", self._rise("trioengine_metrics_errors_total"), 0)
 
 
-async def soak(url: str, pids: tuple[int, int], options: argparse.Namespace) -> list[str]:
-    """Let them come, round by round; return what is wrong."""
-    clients = Clients(urlsplit(url).port or 0, options.seed)
+async def soak(url: str, pid: int, options: argparse.Namespace) -> list[str]:
+    """Let them come, cycle by cycle; return what is wrong."""
+    fate = random.Random(options.seed)
+    ledger = Ledger(urlsplit(url).port or 0)
+    clients, operators = Clients(ledger, fate), Operators(pid, ledger, fate)
     begin, end_s = await quiet(url), time.monotonic() + options.minutes * 60
-    looks: list[tuple[Footprint, ...]] = []
+    looks: list[Look] = []
     while time.monotonic() < end_s:
-        await clients.crowd(options.clients, ROUND_S)
-        now = await quiet(url)
-        looks.append(await settled(pids))
-        shown = [f"{look.resident_bytes / 2**20:.1f} MiB {look[1:]}" for look in looks[-1]]
-        print(f"{sum(clients.sent.values()):6d} requests; server {shown[0]}, engine {shown[1]}")
-        if wrong := accounts(clients, begin, now):
-            return wrong
-    print(f"sent {dict(clients.sent)}, seen {dict(clients.seen)}")
-    reasons = "trioengine_requests_aborted_total"
-    print({name: value for name, value in now.items() if name.startswith(reasons)})
+        for kind in CYCLE:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(clients.crowd, options.clients, ROUND_S)
+                nursery.start_soon(operators.work, kind, ROUND_S)
+            now = await quiet(url)
+            accounts = Accounts(begin, now)
+            accounts.check_requests(ledger)
+            accounts.check_aborts()
+            accounts.check_engine(operators)
+            num_sent = sum(ledger.sent.values())
+            print(f"{num_sent:7d} requests, {operators.kills} kills, {operators.naps} naps: {kind}")
+            if accounts.wrong:
+                return [f"after a {kind} round: {each}" for each in accounts.wrong]
+        looks.append(await Look.at(pid))
+        print(f"server {looks[-1].server}; engine {looks[-1].engine}")
+    report(ledger, now)
     return growth(looks)
 
 
-def growth(looks: list[tuple[Footprint, ...]]) -> list[str]:
+def report(ledger: Ledger, now: dict[str, float]) -> None:
+    """Say what there was."""
+    print(f"sent {dict(ledger.sent)}")
+    print({f"{endpoint} {outcome}": n for (endpoint, outcome), n in sorted(ledger.seen.items())})
+    wanted = (ABORTED, "trioengine_abort_latency_seconds_count", "trioengine_aborts_unconfirmed")
+    print({name: value for name, value in now.items() if name.startswith(wanted)})
+
+
+def growth(looks: list[Look]) -> list[str]:
     """Return who holds more than when it was warm."""
+    warm, last = looks[len(looks) // 4], looks[-1]
+    if warm is last:
+        print("one cycle only: too short to say whether anything grows")
     wrong = []
-    for name, first, last in zip(
-        ("server", "engine"), looks[len(looks) // 4], looks[-1], strict=True
+    for name, first, now in (
+        ("server", warm.server, last.server),
+        ("engine", warm.engine, last.engine),
     ):
-        grown = last.resident_bytes / first.resident_bytes
+        grown = now.resident_bytes / first.resident_bytes
         print(f"{name}: resident memory x {grown:.4f} since it was warm")
-        if grown >= GROWTH or last.descriptors > first.descriptors or last.threads > first.threads:
-            wrong.append(f"the {name} holds {last}, {first} when it was warm")
+        if grown >= GROWTH or now.descriptors > first.descriptors or now.threads > first.threads:
+            wrong.append(f"the {name} holds {now} (x {grown:.4f}), but {first} when it was warm")
     return wrong
 
 
@@ -298,16 +248,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options, flags = parser.parse_known_args()
     bounds = ["--slow-client-timeout", str(SLOW_TIMEOUT_S), "--kv-cache-memory", str(CACHE_GIB)]
-    flags = [*bounds, *flags]
-    with own_server(options.model, flags) as server:
+    faults = ["--enable-admin", "--engine-restarts", str(ENDLESS)]
+    lines: collections.deque[str] = collections.deque(maxlen=LINES)
+    with own_server(options.model, [*bounds, *faults, *flags], on_line=lines.append) as server:
         print(server.engine)
-        pids = (server.pid, child_of(server.pid))
         try:
-            wrong = trio.run(partial(soak, server.url, pids, options))
-        finally:
-            print(f"the server's last line: {server.last_line}")
+            wrong = trio.run(partial(soak, server.url, server.pid, options))
+            last_engine = engine_of(server.pid)
+        except Exception as error:  # it fails as clearly as a check does
+            traceback.print_exc()
+            wrong, last_engine = [f"the soak broke off: {error!r}"], 0
+    if last_engine and is_alive(last_engine):
+        wrong.append(f"engine {last_engine} has outlived its server")
+    if wrong:
+        print("the server's last lines:", *lines, sep="\n  ")
     for line in wrong:
         print(f"WRONG: {line}")
+    print("FAILED" if wrong else "PASSED")
     return int(bool(wrong))
 
 

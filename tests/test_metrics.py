@@ -33,6 +33,7 @@ CONTRACT = [
     "requests_total",
     "requests_aborted_total",
     "aborts_ignored_total",
+    "aborts_unconfirmed_total",
     "requests_rejected_total",
     "preemptions_total",
     "engine_restarts_total",

@@ -137,8 +137,9 @@ class Metrics(Collector):
     """The metric objects. Attributes have the public names without prefix, unit and ``_total``.
 
     ``requests_aborted`` counts HTTP requests that were closed while the engine owed them tokens;
-    ``abort_latency`` has one value for each of them, once the engine has confirmed. Their
-    difference is what is still to be confirmed, or was lost in an engine's death.
+    ``abort_latency`` has one value for each of them, once the engine has confirmed, and
+    ``aborts_unconfirmed`` counts those whose engine ended first. What is missing then is still to
+    be confirmed.
     """
 
     def __init__(self) -> None:
@@ -167,6 +168,9 @@ class Metrics(Collector):
         )
         self.aborts_ignored = counter(
             "aborts_ignored", "Aborts of sequences that the engine no longer held."
+        )
+        self.aborts_unconfirmed = counter(
+            "aborts_unconfirmed", "Aborted HTTP requests whose engine ended before it confirmed."
         )
         self.preemptions = counter(
             "preemptions", "Sequences whose blocks were taken back for others."

@@ -187,6 +187,21 @@ def test_death_fails_what_is_not_finished() -> None:
     assert world.metrics.requests_aborted.total == 1  # the one before
 
 
+@pytest.mark.parametrize("another_follows", [False, True])
+def test_an_abort_that_dies_with_its_engine_is_counted_once(another_follows: bool) -> None:
+    world = World()
+    table, metrics = world.table, world.metrics
+    table.close(world.pair, "client_disconnect", 2.0)
+    if another_follows:
+        table.lose_engine(EngineDeadError("killed by SIGKILL"))
+    else:
+        table.fail_all(EngineDeadError("killed by SIGKILL"))
+    table.fail_all(EngineDeadError("killed by SIGKILL"))
+    assert metrics.aborts_unconfirmed.value == 1  # the other stream was open
+    assert metrics.abort_latency.count == 0
+    assert world.pair.ended.is_set()
+
+
 def test_a_consumer_that_is_too_far_behind_is_given_up_as_slow() -> None:
     world = World()
     many = [TokenLogprob(5, -1.0, 1, [(5, -1.0)] * 20)]

@@ -280,8 +280,9 @@ def check_counts(world: World) -> None:
         assert counted[outcome] <= seen[outcome] + unseen, (outcome, seen, counted)
         assert counted[outcome] >= seen[outcome] or outcome == "ok", (outcome, seen, counted)
     aborted = sum(metrics.requests_aborted.values.values())
+    lost = metrics.aborts_unconfirmed.value
+    assert metrics.abort_latency.count + lost == aborted
     if not world.died:
-        assert metrics.abort_latency.count == aborted
         stats = world.memory.engine.wired.last_stats
         assert metrics.generation_tokens.value == stats.generation_tokens
         assert metrics.aborts_ignored.value == stats.aborts_ignored

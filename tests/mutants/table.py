@@ -91,10 +91,17 @@ _ABORT = (
     ),
     Mutant(
         "abort-is-not-counted",
-        "aborted requests = confirmations",
+        "aborted requests = confirmations + those whose engine ended first",
         "client/stream_table.py",
         "            self._metrics.requests_aborted.inc(reason)\n",
         "",
+    ),
+    Mutant(
+        "lost-abort-is-not-counted",
+        "aborted requests = confirmations + those whose engine ended first",
+        "client/stream_table.py",
+        "            self._metrics.aborts_unconfirmed.inc()\n",
+        "            pass\n",
     ),
     Mutant(
         "cancelled-by-id-stays-findable",

@@ -201,6 +201,8 @@ class StreamTable:
                 self._queue.remove(sequence)
             sequence.request = None
         stream.num_live = stream.num_queued = 0
+        if stream.aborted_s is not None:
+            self._metrics.aborts_unconfirmed.inc()
         self._give_up(stream, error)
         stream.ended.set()
 
