@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import signal
 import threading
 import time
@@ -68,6 +69,34 @@ def test_it_does_not_outlive_a_server_that_is_killed() -> None:
         server.send_signal(signal.SIGKILL)
         wait_until(lambda: not process_lives(child), what="the child is gone")
         asking.join()
+
+
+@pytest.mark.parametrize("when", ["idle", "starting", "working"])
+def test_it_does_not_outlive_an_engine_that_is_killed(when: str) -> None:
+    with ServerProcess("--death-grace", "0.2") as server:
+        server.wait_ready()
+        if when != "starting":
+            assert server.post("/v1/completions", tried({"enum": [1]}))[0] == 200
+        asking = threading.Thread(target=ask_in_vain, args=(server,))
+        if when != "idle":
+            asking.start()
+        [child] = wait_until(lambda: trial_processes(server.process.pid), what="a process")
+        if when == "working":
+            before = cpu_ticks(child)
+            wait_until(lambda: cpu_ticks(child) > before + 5 or None, what="the child is at work")
+        os.kill(server.engine_pid, signal.SIGKILL)
+        wait_until(lambda: not process_lives(child), what="the child is gone", timeout_s=2.0)
+        assert server.wait() == 3
+        if when != "idle":
+            asking.join()
+
+
+def test_the_first_shape_finds_everything_ready() -> None:
+    with ServerProcess() as server:
+        server.wait_ready()
+        [child] = wait_until(lambda: trial_processes(server.process.pid), what="a process")
+        assert server.post("/v1/completions", tried({"enum": [1]}))[0] == 200
+        assert trial_processes(server.process.pid) == [child]
 
 
 def ask_in_vain(server: ServerProcess) -> None:

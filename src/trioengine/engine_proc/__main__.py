@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trioengine.heartbeat import HeartbeatPage
 
 FAILED: Final = 1
+GRAMMARS_AHEAD_S: Final = 2.0  # after loading: nobody's start is to be slower for it
 _STDIN: Final = 0
 
 
@@ -100,7 +101,11 @@ def _serve(config: EngineConfig, channel: EngineChannel, page: HeartbeatPage) ->
     faults = _engine_faults(config)
     timeline = StepTimeline() if faults is None else faults.timeline()
     backend = build_backend(
-        config, lambda phase, done: channel.send(Progress(phase, done)), timeline, faults
+        config,
+        lambda phase, done: channel.send(Progress(phase, done)),
+        timeline,
+        faults,
+        ahead_s=GRAMMARS_AHEAD_S,
     )
     gc.collect()
     gc.freeze()  # what loading left is here to stay: collections need not walk it again

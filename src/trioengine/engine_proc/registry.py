@@ -53,6 +53,8 @@ def build_backend(
     progress: Progress,
     timeline: StepTimeline | None = None,
     faults: EngineFaults | None = None,
+    *,
+    ahead_s: float | None = None,
 ) -> EngineBackend:
     """Load what the configuration names.
 
@@ -61,6 +63,8 @@ def build_backend(
         progress: Told of (phase, fraction in [0, 1]) while loading.
         timeline: Shared between the backend and its loop.
         faults: What is to go wrong on purpose.
+        ahead_s: In how many seconds to have ready what the first grammar would wait for; ``None``
+            for when it comes.
 
     Raises:
         ConfigError: The options do not fit each other, the model or this machine.
@@ -78,7 +82,7 @@ def build_backend(
     runner.model = msgspec.structs.replace(runner.model, name=config.model_name)
     max_num_seqs = _max_num_seqs(options, runner.model)
     make_text: Callable[[SamplingParams], TextBuilder] = functools.partial(_make_text, vocab)
-    compile_: Compile = _grammar_compiler(config, runner.model)
+    compile_: Compile = _grammar_compiler(config, runner.model, ahead_s)
     if faults is not None:
         runner, make_text = faults.runner(runner), faults.make_text(make_text)
         compile_ = faults.compile(compile_)
@@ -97,7 +101,7 @@ def build_backend(
     return core if faults is None else faults.backend(core)
 
 
-def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> Trials:
+def _grammar_compiler(config: EngineConfig, model: ModelInfo, ahead_s: float | None) -> Trials:
     def tokenizer_json() -> str:
         if config.model_dir is not None:
             return (Path(config.model_dir) / "tokenizer.json").read_text(encoding="utf-8")
@@ -108,7 +112,10 @@ def _grammar_compiler(config: EngineConfig, model: ModelInfo) -> Trials:
     compiler = GuidanceCompiler(
         tokenizer_json, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
     )
-    return Trials(compiler)
+    trials = Trials(compiler)
+    if ahead_s is not None:
+        trials.start_ahead(ahead_s)
+    return trials
 
 
 def _make_text(vocab: DetokenizerVocab, params: SamplingParams) -> Detokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
@@ -76,8 +77,10 @@ class GuidanceCompiler:
         )
 
     def warm_up(self) -> None:
-        """Read the vocabulary, which would otherwise be part of the first compilation: 0.5 s."""
-        self._tokenizer  # noqa: B018 - cached
+        """Read the vocabulary, which would otherwise be part of the first compilation: 0.2 s."""
+        if "_tokenizer" not in self.__dict__:
+            self._tokenizer  # noqa: B018 - cached
+            _give_back_memory()
 
     def __call__(self, structured: StructuredOutput, /) -> Grammar:
         """Return the grammar. See ``Compile``."""
@@ -109,6 +112,13 @@ class GuidanceCompiler:
         return LLTokenizer(
             self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
         )
+
+
+def _give_back_memory() -> None:
+    """Return to the system what reading a vocabulary left: a third of 70 MiB. glibc only."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _grammar_text(structured: StructuredOutput) -> str:
