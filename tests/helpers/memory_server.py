@@ -55,6 +55,8 @@ CONFIG = ServerConfig(
     drain_timeout_s=3.0,
     death_grace_s=0.5,
     slow_client_timeout_s=1.5,
+    start_timeout_s=5.0,
+    enable_admin=True,
 )
 SCRIPT = SimScript(num_blocks=NUM_BLOCKS, max_model_len=NUM_BLOCKS * 16, tokens_from="seed")
 UNSENT_BYTES = 2**12  # what the kernel takes for a client that does not read
@@ -65,6 +67,8 @@ class MemoryServer:
 
     Attributes:
         config: As it was started.
+        start_s: How long each engine but the first takes to be ready.
+        leave_s: How long each takes to hear that it is to leave.
         engines: Every incarnation, in their order.
         server: The supervisor.
         error: What ``serve`` raised.
@@ -74,8 +78,19 @@ class MemoryServer:
 
     server: Server
 
-    def __init__(self, *, restarts: int = 0, replay: bool = False) -> None:
-        self.config = msgspec.structs.replace(CONFIG, engine_restarts=restarts, replay=replay)
+    def __init__(
+        self,
+        *,
+        restarts: int = 0,
+        replay: bool = False,
+        wakes: bool = False,
+        start_s: float = 0.0,
+        leave_s: float = 0.0,
+    ) -> None:
+        self.start_s, self.leave_s = start_s, leave_s
+        self.config = msgspec.structs.replace(
+            CONFIG, engine_restarts=restarts, replay=replay, wake_on_request=wakes
+        )
         self.engines: list[MemoryEngine] = []
         self.error: Exception | None = None
         self.ended = trio.Event()
@@ -92,9 +107,11 @@ class MemoryServer:
         return self.server.client
 
     def launch(self, *_: object) -> MemoryEngine:
-        """Start an incarnation."""
-        wired = WiredEngine(SCRIPT, max_num_seqs=2, max_num_batched_tokens=40)
-        self.engines.append(MemoryEngine(wired))
+        """Start an incarnation. The first is ready at once, for every history begins with it."""
+        start_s = self.start_s if self.engines else 0.0
+        limits = {"max_num_seqs": 2, "max_num_batched_tokens": 40}
+        wired = WiredEngine(SCRIPT, starting=start_s > 0.0, **limits)
+        self.engines.append(MemoryEngine(wired, start_s=start_s, leave_s=self.leave_s))
         return self.engine
 
     async def run(self, *, task_status: trio.TaskStatus[Server]) -> None:

@@ -22,6 +22,7 @@ from trioengine.errors import EngineDeadError
 if TYPE_CHECKING:
     from helpers.server_world import Request, World
     from helpers.socket_visitor import Answer
+    from helpers.wired_engine import WiredEngine
 
 __all__ = ["check_end"]
 
@@ -152,6 +153,7 @@ STATUS = {
     "restarting": 503,
     "draining": 503,
     "stalled": 503,
+    "sleeping": 503,
 }
 
 
@@ -176,6 +178,9 @@ def check_error(world: World, request: Request, code: str, status: int) -> None:
             assert world.asked or request.submit.late_body or own_end
         case "stalled":
             assert world.stalled
+        case "sleeping":
+            assert world.naps
+            assert not world.memory.config.wake_on_request
 
 
 def may_be_cut(world: World, request: Request) -> bool:
@@ -201,12 +206,33 @@ def check_probe(world: World, path: str, answer: Answer | None) -> None:
     if path == "/metrics":
         assert answer.status == 200
     elif path.startswith("/health"):
-        well = not (world.asked or world.died or world.stalled)
+        well = not (world.asked or world.died or world.stalled or world.naps)
         assert answer.status in (200, 503)
         assert answer.status == 200 or not well or path == "/health/ready", answer.body
+    elif path.startswith(("/sleep", "/wake_up")):
+        check_order(world, path, answer)
     elif answer.status != 200:
         ends = ("engine_dead", "restarting", "draining") if world.asked or world.died else ()
         assert answer.json["error"]["code"] in ("request_not_found", "stalled", *ends)
+
+
+def check_order(world: World, path: str, answer: Answer) -> None:
+    """An order is carried out, or refused for a reason that there is."""
+    if answer.status == 200:
+        assert answer.json == {"is_sleeping": path != "/wake_up"}
+        return
+    code = answer.json["error"]["code"]
+    assert (answer.status, code) in {(409, "busy"), (409, "called_off")} or STATUS[code] == 503
+    match code:
+        case "engine_dead":
+            assert world.died
+        case "restarting":
+            assert world.died
+            assert world.memory.config.engine_restarts
+        case "draining":
+            assert world.asked or world.finishing
+        case "stalled":
+            assert world.stalled
 
 
 # The server --------------------------------------------------------------------------------------
@@ -224,9 +250,10 @@ def check_exit(world: World) -> None:
     if not world.died:
         assert status.state is not EngineState.DEAD
     assert all(engine.closed for engine in world.memory.engines)
-    restarts = len(world.memory.engines) - 1
+    restarts = int(world.memory.client.metrics.engine_restarts.value)
     assert restarts <= world.memory.config.engine_restarts
     assert world.died or not restarts
+    assert 0 <= len(world.memory.engines) - 1 - restarts <= world.naps
 
 
 def check_nothing_is_left(world: World) -> None:
@@ -246,9 +273,13 @@ def check_nothing_is_left(world: World) -> None:
 
 def check_engine(world: World) -> None:
     """One terminal for each Add, every block free again, every abort heard."""
-    wired = world.memory.engine.wired
-    if world.spoilt or not wired.loop.stopped:
-        return  # it did not live to its own end
+    for engine in world.memory.engines:
+        if engine.wired.loop.stopped and not world.spoilt:  # it lived to its own end
+            check_peaceful_end(engine.wired)
+
+
+def check_peaceful_end(wired: WiredEngine) -> None:
+    """It has said all that it owed, and holds nothing."""
     assert wired.terminals == collections.Counter(wired.added)
     assert wired.live == frozenset()
     assert wired.free_blocks == NUM_BLOCKS
@@ -283,6 +314,6 @@ def check_counts(world: World) -> None:
     lost = metrics.aborts_unconfirmed.value
     assert metrics.abort_latency.count + lost == aborted
     if not world.died:
-        stats = world.memory.engine.wired.last_stats
-        assert metrics.generation_tokens.value == stats.generation_tokens
-        assert metrics.aborts_ignored.value == stats.aborts_ignored
+        told = [engine.wired.last_stats for engine in world.memory.engines]
+        assert metrics.generation_tokens.value == sum(stats.generation_tokens for stats in told)
+        assert metrics.aborts_ignored.value == sum(stats.aborts_ignored for stats in told)

@@ -35,6 +35,7 @@ __all__ = [
     "Leave",
     "Nudge",
     "Operation",
+    "Order",
     "Pass",
     "Probe",
     "Read",
@@ -61,10 +62,16 @@ class Setup:
     Attributes:
         restarts: ``--engine-restarts``.
         replay: ``--replay``.
+        wakes: ``--wake-on-request``.
+        start_s: How long each engine but the first takes to be ready.
+        leave_s: How long each takes to hear that it is to leave.
     """
 
     restarts: int = 0
     replay: bool = False
+    wakes: bool = False
+    start_s: float = 0.0
+    leave_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +150,19 @@ class Probe:
     """A probe or a scrape."""
 
     path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """An operator puts the engine to sleep, or wakes it up.
+
+    Attributes:
+        sleep: To sleep.
+        patience_s: ``timeout`` of that: how long what runs may take to end.
+    """
+
+    sleep: bool
+    patience_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +249,7 @@ _WEIGHTS: Final[dict[SearchStrategy[Operation], int]] = {
     builds(Nudge, _who): 4,
     builds(Cancel, _who): 6,
     builds(Probe, sampled_from(["/health", "/health/live", "/health/ready", "/metrics"])): 3,
+    builds(Order, booleans(), sampled_from([0.0, 0.5, 2.0])): 9,
     builds(Step, integers(1, 3)): 12,
     builds(Step, integers(1, 12)): 8,
     builds(Pass, floats(0.0, 3.0)): 6,
@@ -248,5 +269,12 @@ def _operations(draw: DrawFn) -> Operation:
     return draw(_kinds[draw(_lots)])
 
 
-setups = builds(Setup, sampled_from([0, 0, 1, 2]), booleans())
+setups = builds(
+    Setup,
+    restarts=sampled_from([0, 0, 1, 2]),
+    replay=booleans(),
+    wakes=booleans(),
+    start_s=sampled_from([0.0, 0.4]),
+    leave_s=sampled_from([0.0, 0.2]),
+)
 histories = lists(_operations(), min_size=3, max_size=25)

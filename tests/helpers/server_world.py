@@ -8,6 +8,7 @@ has, and the server is asked to stop if it was not.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from helpers.server_operations import (
     Hold,
     Leave,
     Nudge,
+    Order,
     Pass,
     Probe,
     Read,
@@ -137,12 +139,13 @@ class World:
     Attributes:
         memory: The server.
         requests: In the order in which they were made.
-        probes: Connections of probes and cancellations, with the path asked for.
+        probes: Connections of probes, cancellations and orders, with the path asked for.
         died: The engine was killed or has failed, or its wire was spoilt.
         spoilt: Its wire was.
         asked: The server was asked to stop.
         cut_short: It was told to leave at once.
         stalled: The engine looked stalled at some time.
+        naps: How often it was to be put to sleep.
         finishing: The history is over, and everything is to end.
     """
 
@@ -152,6 +155,7 @@ class World:
         self.probes: list[tuple[str, SocketVisitor]] = []
         self.died = self.spoilt = self.asked = self.cut_short = False
         self.stalled = self.finishing = False
+        self.naps = 0
         self.tasks = living_tasks()
 
     async def apply(self, operation: Operation) -> None:
@@ -209,6 +213,8 @@ class World:
                 self._cancel(self._pick(operation.victim))
             case Probe():
                 self._probe(operation.path)
+            case Order():
+                self._order(operation)
             case Hold() if not wired.dead:
                 wired.to_engine.held |= operation.to_engine
                 wired.to_client.held |= operation.to_client
@@ -273,6 +279,11 @@ class World:
     def _probe(self, path: str) -> None:
         self._ask(path, b"GET")
 
+    def _order(self, order: Order) -> None:
+        self.naps += order.sleep
+        path = f"/sleep?timeout={order.patience_s}" if order.sleep else "/wake_up"
+        self._ask(path, b"POST")
+
     def _ask(self, path: str, method: bytes) -> None:
         visitor = SocketVisitor(self.memory.path)
         length = b"Content-Length: 0\r\n" if method == b"POST" else b""
@@ -299,6 +310,7 @@ class World:
 
     def check_promptness(self) -> None:
         """Who has left holds nothing, and every abort is on its way at once."""
+        self.check_orders()
         client, wired = self.memory.client, self.memory.engine.wired
         if wired.dead or client.status.dead.is_set() or self.memory.ended.is_set():
             return
@@ -307,15 +319,24 @@ class World:
         assert len(table.streams) <= waiting, "a client has left, its request has not"
         aborting = {i for i, s in table._live.items() if s.state is SequenceState.ABORTING}
         assert aborting <= set(wired.asked_to_abort), "an abort waits for something"
-        assert not table._queue or table.num_sent == client._outlet.room, (
-            "the engine is left to starve"
-        )
+        full = table.num_sent == client._outlet.room
+        assert full or not table._queue or client.status.dismissed, "the engine is left to starve"
         now_s = trio.current_time()
         for stream in table.streams:
             latest_s = stream.opened_s + CONFIG.max_queue_time_s
             assert not stream.num_queued or now_s <= latest_s, "one waits in the queue for too long"
         for request in self.requests:
             assert not request.is_overdue(now_s), "a deadline is not kept"
+
+    def check_orders(self) -> None:
+        """Nobody waits for a sleep that has begun, or for an awakening that nobody wants."""
+        status, nap = self.memory.client.status, self.memory.client.nap
+        settled = status.state is EngineState.READY if nap.wanted else nap.asleep
+        if status.state not in (EngineState.READY, EngineState.SLEEPING) or not settled:
+            return
+        for path, visitor in self.probes:
+            answered = visitor.end or read_answer(visitor.received)
+            assert answered or not path.startswith(("/sleep", "/wake_up")), f"{path} has no end"
 
     # The end --------------------------------------------------------------------------------
 
@@ -324,6 +345,7 @@ class World:
         self.finishing = True
         with trio.fail_after(FOREVER_S):
             await self._let_everybody_finish()
+            self.check_orders()
             ready = self.memory.client.status.state in (EngineState.READY, EngineState.STALLED)
             if ready and not self.asked and not self.spoilt:
                 await self._check_quiet()
@@ -348,13 +370,21 @@ class World:
             request.finish_sending()
         self.memory.engine.wired.release()
         await self.settle()
-        while self.memory.client.status.state is EngineState.RESTARTING:
+        while self._is_between_engines():
+            self.memory.engine.wired.turn()
             await trio.sleep(0.1)
             await self.settle()
         while self.memory.engine.wired.has_something_to_do():
             self.memory.engine.wired.turn()
             await self.settle()
             self.check_promptness()
+
+    def _is_between_engines(self) -> bool:
+        """Another engine is to come, or the present one falls asleep."""
+        status, nap = self.memory.client.status, self.memory.client.nap
+        if status.state is EngineState.SLEEPING:
+            return nap.wanted or not nap.asleep
+        return status.state is EngineState.RESTARTING
 
     async def _check_quiet(self) -> None:
         """With nobody left to answer, nothing of them is left."""
@@ -384,7 +414,7 @@ def living_tasks() -> collections.Counter[str]:
 @asynccontextmanager
 async def open_world(setup: Setup) -> AsyncIterator[World]:
     """A server that is ready, without clients."""
-    async with open_server(restarts=setup.restarts, replay=setup.replay) as memory:
+    async with open_server(**dataclasses.asdict(setup)) as memory:
         await wait_all_tasks_blocked()
         world = World(memory)
         try:

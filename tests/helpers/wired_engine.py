@@ -181,19 +181,26 @@ class MemoryEngine:
         wired: The engine.
         looks_stalled: Its heartbeat page shows a step that began an eternity ago.
         exit_delay_s: From its end to the report of its process's.
+        start_s: How long it takes to be ready, where it is not so from the beginning.
+        leave_s: How long it takes to hear of its ``Shutdown``.
         closed: ``close`` was called.
     """
 
     name = "engine in memory"
 
-    def __init__(self, wired: WiredEngine) -> None:
+    def __init__(self, wired: WiredEngine, *, start_s: float = 0.0, leave_s: float = 0.0) -> None:
         self.wired = wired
+        self.start_s, self.leave_s = start_s, leave_s
         self.transport: Transport = wired
         self.looks_stalled = False
         self.exit_delay_s = 0.0
         self.closed = False
 
     async def watch(self) -> str:
+        if self.start_s:
+            await trio.sleep(self.start_s)
+            if not self.wired.dead:
+                self.wired.become_ready()
         await self.wired.ended.wait()
         await trio.sleep(self.exit_delay_s)
         return KILLED
@@ -204,6 +211,8 @@ class MemoryEngine:
 
     async def stop(self, grace_s: float) -> None:
         """Let it read its ``Shutdown``; kill it where that does not come."""
+        if self.leave_s and not self.wired.dead:
+            await trio.sleep(self.leave_s)
         self.wired.release()
         self.wired.turn()
         if not self.wired.dead:

@@ -33,7 +33,8 @@ Written by `python tests/mutants/run.py --write` from `tests/mutants/table.py`. 
 invariant, and the slips that would break it: `nox -s mutants` makes each of them in a copy of the
 sources and must see its tests go red. Most are killed by the random histories of a whole server
 (`tests/property/test_server_histories.py`), in which clients ask, leave, half-close, read slowly
-and cancel, time passes, frames are late or spoilt, and the engine stalls, dies and comes back.
+and cancel, time passes, frames are late or spoilt, and the engine stalls, sleeps, dies and comes
+back.
 
 | invariant | slips that break it |
 |---|---|""".splitlines()

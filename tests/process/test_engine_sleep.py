@@ -127,6 +127,28 @@ async def test_falling_asleep_is_called_off(by: str, autojump_clock: MockClock) 
         assert len(world.launched) == 1
 
 
+async def test_waking_up_is_called_off(autojump_clock: MockClock) -> None:
+    """Who waits for the engine to wake up must not wait for the next who wants it awake."""
+    slow = FakeEngine(ready=False)
+    async with open_world(FakeEngine(), slow) as world, trio.open_nursery() as nursery:
+        nap = world.server.client.nap
+        await nap.sleep(PATIENCE_S)
+
+        async def wake_up() -> None:
+            with pytest.raises(InvalidRequestError, match="wanted asleep") as refused:
+                await nap.wake_up()
+            assert (refused.value.http_status, refused.value.code) == (409, "called_off")
+
+        nursery.start_soon(wake_up)
+        await trio.sleep(1.0)
+        nursery.start_soon(nap.sleep, PATIENCE_S)
+        await trio.sleep(1.0)
+        slow.scripted.say_ready()
+        await wait_all_tasks_blocked()
+        assert state_of(world) is EngineState.SLEEPING
+        assert slow.closed
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 async def test_a_death_while_it_falls_asleep_is_a_death(
     restarts: int, autojump_clock: MockClock

@@ -15,6 +15,7 @@ from helpers.server_operations import (
     COMPLETION,
     Die,
     Nudge,
+    Order,
     Pass,
     Setup,
     Step,
@@ -41,12 +42,15 @@ LEAVE_AT_ONCE = [ASK, Stop(), Stop()]
 PIPELINE_INTO_A_DRAIN = [STREAM, Stop(), Step(1), Nudge(0)]
 # A body that is not there yet when the server ends: an internal error again.
 DIE_BEFORE_THE_BODY = [LATE, Die(None, False, 0.0), Pass(1.0)]
+# Wanted asleep again while it wakes up: who had woken it waited for the next who would.
+DO_NOT_WAKE_AFTER_ALL = [Order(True, 0.0), Order(False, 0.0), Order(True, 0.0), Pass(1.0)]
 
 
 @example(STOP_UPON_DEATH, Setup())
 @example(LEAVE_AT_ONCE, Setup())
 @example(PIPELINE_INTO_A_DRAIN, Setup())
 @example(DIE_BEFORE_THE_BODY, Setup())
+@example(DO_NOT_WAKE_AFTER_ALL, Setup(start_s=0.4))
 @given(histories, setups)
 def test_any_history_of_a_server_ends_clean(history: list[Operation], setup: Setup) -> None:
     run_history(history, setup)

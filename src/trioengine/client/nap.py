@@ -62,18 +62,21 @@ class Nap:
         """Have the engine awake; return when it takes requests.
 
         Raises:
+            InvalidRequestError: 409, it was called off by an order to sleep.
             UnavailableError: It cannot be, now.
         """
         self.want_awake()
         while self._status.state is EngineState.SLEEPING:
             await self._changed.wait()
+            if not self.wanted:  # it may be awake for no more than an instant, or not at all
+                raise _called_off("asleep")
         if (refusal := self._status.refusal()) is not None:
             raise refusal
 
     def want_awake(self) -> None:
         """Want the engine awake. Synchronous, idempotent."""
         if not self.wanted:
-            self.call_off(_called_off())
+            self.call_off(_called_off("awake"))
 
     # For the keeper -------------------------------------------------------------------------
 
@@ -98,5 +101,5 @@ class Nap:
         changed.set()
 
 
-def _called_off() -> InvalidRequestError:
-    return InvalidRequestError("the engine is wanted awake", code="called_off", http_status=409)
+def _called_off(wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the engine is wanted {wanted}", code="called_off", http_status=409)
