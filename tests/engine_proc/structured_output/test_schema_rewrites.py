@@ -157,6 +157,16 @@ def test_what_cannot_be_said_is_refused(schema: dict[str, Any], judge: Judge) ->
     assert refusal.value.param == "response_format"
 
 
+@pytest.mark.parametrize("step", [0, -1, -0.5, 0.0, False])
+def test_a_step_is_greater_than_nothing(step: float, judge: Judge) -> None:
+    for schema in ({"multipleOf": step}, {"type": "integer", "multipleOf": step}):
+        inner = {"type": "object", "properties": {"multipleOf": schema}}
+        for whole in (schema, inner):
+            with pytest.raises(InvalidRequestError, match="'multipleOf' must be greater than 0"):
+                judge.schema(whole)
+    assert judge.allows(judge.schema({"const": {"multipleOf": -1}}), {"multipleOf": -1})
+
+
 def test_references_are_not_followed_where_a_part_has_its_own_address(judge: Judge) -> None:
     schema: dict[str, Any] = {
         "$defs": {"a": {"type": "null"}, "b": {"type": "string"}},

@@ -83,6 +83,9 @@ class _Preparation:
     def _look_at(self, schema: dict[str, Any], depth: int) -> None:
         if isinstance(pattern := schema.get("pattern"), str):
             check_regex(pattern, self._param)
+        step = schema.get("multipleOf")
+        if isinstance(step, int | float) and not step > 0:  # the library takes its magnitude
+            raise _refusal("'multipleOf' must be greater than 0", self._param)
         if depth and "$ref" in schema and "$id" in schema:
             # Up to draft 7 the identifier then means nothing; since, it moves what the other means.
             raise _refusal("an '$id' beside a '$ref' is not supported", self._param)
