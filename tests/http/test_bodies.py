@@ -47,7 +47,12 @@ def refusal(decoder: BodyDecoder[Any], data: bytes | dict[str, Any]) -> InvalidR
         (b'{"n": "1"}', "n"),
         (b'{"n": [1]}', "n"),
         (b'{"n": ' + b"9" * 5000 + b"}", "n"),
-        (b'{"max_tokens": 1e2}', "max_tokens"),
+        (b'{"max_tokens": 1.5}', "max_tokens"),
+        (b'{"n": 1.0, "max_tokens": 0.5}', "max_tokens"),
+        (b'{"max_tokens": 1.0, "n": "1"}', "n"),
+        (b'{"max_tokens": 1.0, "n": true}', "n"),
+        (b'{"stop": 1.0}', "stop"),
+        (b'{"stop_token_ids": [1.0, 2.5]}', "stop_token_ids[1]"),
         (b'{"stream": 1}', "stream"),
         (b'{"stream": "true"}', "stream"),
         (b'{"stop": [1]}', "stop[0]"),
@@ -154,6 +159,23 @@ def test_a_bias_is_a_number_for_each_token_id(value: object, reason: str) -> Non
     assert error.param == "logit_bias"
     assert reason in error.message
     assert COMPLETION.decode(b'{"logit_bias": {"50256": -100}}').logit_bias == {50256: -100.0}
+
+
+@pytest.mark.parametrize("filler", ["", "a" * 2**19])
+def test_an_integer_may_be_spelled_with_a_fraction_of_nothing(filler: str) -> None:
+    """OpenAI and vLLM take it; some clients' languages have no integers."""
+    body = COMPLETION.decode(
+        b'{"max_tokens": 1e2, "n": 2.0, "seed": -0.0, "stop_token_ids": [3.0, 4], "temperature": 1,'
+        b'"user": "%b", "response_format": {"n": 1.0}}' % filler.encode()
+    )
+    integers = (body.max_tokens, body.n, body.seed, *(body.stop_token_ids or ()))
+    assert integers == (100, 2, 0, 3, 4)
+    assert {type(number) for number in integers} == {int}
+    assert bytes(body.response_format) == b'{"n": 1.0}'
+    assert body.top_k is None
+    assert type(CHAT.decode(json.dumps(HELLO | {"top_logprobs": 5.0}).encode())) is (
+        ChatCompletionRequest
+    )
 
 
 def test_labels_are_ignored() -> None:

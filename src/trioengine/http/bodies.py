@@ -6,6 +6,7 @@ msgspec reports where a value did not fit as a path (``$.messages[0].role``); cl
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -16,6 +17,7 @@ from trioengine.errors import InvalidRequestError
 from trioengine.http.large_bodies import LARGE_BYTES, FieldError, LargeBodyDecoder
 from trioengine.http.malformed import find_culprit
 from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
+from trioengine.http.whole_numbers import WholeNumberDecoder
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+_FRACTION: Final = "got `float`"
 _BOM: Final = b"\xef\xbb\xbf"
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
@@ -55,7 +58,12 @@ class BodyDecoder(Generic[Body]):
         _check_utf8(data)
         decode = self._large.decode if len(data) > LARGE_BYTES else self._decoder.decode
         try:
-            body = decode(data)
+            try:
+                body = decode(data)
+            except (FieldError, msgspec.ValidationError) as error:
+                if _FRACTION not in str(error):
+                    raise
+                body = self._whole.decode(data)
         except FieldError as error:
             raise _wrong_value(str(error), error.field) from None
         except msgspec.ValidationError as error:
@@ -68,6 +76,10 @@ class BodyDecoder(Generic[Body]):
         if logger.isEnabledFor(logging.DEBUG):
             self._note_unknown(data)
         return body
+
+    @functools.cached_property
+    def _whole(self) -> WholeNumberDecoder[Body]:
+        return WholeNumberDecoder(self._type)
 
     def _refuse_unsupported(self, body: Body) -> None:
         for name in self._unsupported:
