@@ -21,29 +21,47 @@ void Pass::head(int first, int rows, const StepOutput& output) {
     kernels_.norm(hidden_row(step_.logits_rows[first + row]), width(), shape_.hidden,
                   model_.final_norm(), shape_.eps, 1, input, row);
   });
-  float* full[kHeadRows];
-  for (int row = 0; row < rows; ++row) full[row] = full_logits(first + row, row, output.logits);
-  LogitsTask task{space_.peaks.data(), ceil_div(w.panels, kHeadUnitPanels), full};
+  LogitsLine lines[kHeadRows];
+  for (int row = 0; row < rows; ++row) lines[row] = logits_line(first + row, row, rows, output);
   gemm(plan_gemm(kernels_, w, input, rows, kHeadUnitPanels, state_.threads), kHeadGrain,
-       [&](const GemmUnit& unit) { kernels_.gemm_logits(unit, task); });
+       [&](const GemmUnit& unit) { kernels_.gemm_logits(unit, lines); });
   next_phase().run(rows, 1, [&](int row) {
-    const LogitsRow line{full[row], space_.peaks.data() + static_cast<std::size_t>(row) *
-                                                              static_cast<std::size_t>(task.units),
-                         shape_.vocab, task.units};
-    output.tokens[first + row] = pick(first + row, line, output);
+    output.tokens[first + row] = pick(first + row, row, lines[row], output);
   });
 }
 
-// Where the logits of a row go; null where its peaks are enough.
-float* Pass::full_logits(int row, int slot, float* logits) const {
-  if (logits != nullptr) {
-    return logits + static_cast<std::size_t>(row) * static_cast<std::size_t>(shape_.vocab);
+// What is needed of a row, and where it goes.
+LogitsLine Pass::logits_line(int row, int slot, int rows, const StepOutput& output) const {
+  const std::size_t units = static_cast<std::size_t>(ceil_div(model_.head().panels,
+                                                              kHeadUnitPanels));
+  const std::size_t at = static_cast<std::size_t>(slot) * units;
+  LogitsLine line;
+  line.allowed = step_.edits.allowed(row);
+  line.peaks = space_.peaks.data() + at;
+  const SamplingParams params = sampling(row);
+  if (params.needs_sums(shape_.vocab)) {
+    line.sums = space_.sums.data() + at;
+    line.factor = params.inverse();
   }
-  if (step_.temperature[row] == 0.0f && !wants_logprobs(row) && !step_.edits.touch(row)) {
-    return nullptr;
+  if (wants_logprobs(row)) {
+    line.own_peaks = space_.own_peaks.data() + at;
+    line.own_sums = space_.own_sums.data() + at;
   }
-  return space_.logits.as<float>() + static_cast<std::size_t>(slot) *
-                                         static_cast<std::size_t>(model_.head().panels) * kLanes;
+  if (output.logits != nullptr) {
+    line.logits = output.logits + static_cast<std::size_t>(row) *
+                                      static_cast<std::size_t>(shape_.vocab);
+    line.stride = kUnitColumns;
+  } else if (params.temperature > 0.0f || wants_logprobs(row) || step_.edits.sparse(row)) {
+    // Side by side what is written together: rows of their own would get in each other's way.
+    line.logits = space_.logits.as<float>() + slot * kUnitColumns;
+    line.stride = static_cast<std::ptrdiff_t>(rows) * kUnitColumns;
+  }
+  return line;
+}
+
+SamplingParams Pass::sampling(int row) const {
+  return {step_.temperature[row], step_.top_p[row], step_.top_k[row], step_.min_p[row],
+          uniform_of(step_.seeds[row], step_.sample_positions[row])};
 }
 
 bool Pass::wants_logprobs(int row) const {
@@ -52,36 +70,38 @@ bool Pass::wants_logprobs(int row) const {
 
 // The token of a row, and its logprobs where they are wanted: those of the model's own logits,
 // which therefore outlive what sampling does to them.
-int32_t Pass::pick(int row, const LogitsRow& line, const StepOutput& output) const {
-  RowSampler& own = state_.samplers[static_cast<std::size_t>(thread_)];
+int32_t Pass::pick(int row, int slot, const LogitsLine& line, const StepOutput& output) const {
+  const int units = ceil_div(model_.head().panels, kHeadUnitPanels);
+  const std::size_t at = static_cast<std::size_t>(slot) * static_cast<std::size_t>(units);
+  const LogitsRow own{line.logits, line.stride, line.own_peaks, line.own_sums, {}, shape_.vocab,
+                      units};
+  const LogitsRow allowed{line.logits,  line.stride,  line.peaks, space_.sums.data() + at,
+                          line.allowed, shape_.vocab, units};
+  LogprobsReader& reader = state_.samplers[static_cast<std::size_t>(thread_)].logprobs;
   const bool told = wants_logprobs(row);
   const std::size_t top = static_cast<std::size_t>(row) *
                           static_cast<std::size_t>(output.logprobs.width);
   if (told) {
-    own.logprobs.read(line, step_.logprobs_k[row], output.logprobs.top_ids + top,
-                      output.logprobs.top + top);
+    reader.read(own, step_.logprobs_k[row], output.logprobs.top_ids + top,
+                output.logprobs.top + top);
   }
   const int32_t target = step_.targets != nullptr ? step_.targets[row] : -1;
   const int32_t token =
-      target >= 0 ? target : sample_edited(row, line, told || output.logits != nullptr);
+      target >= 0 ? target : sample_edited(row, allowed, told || output.logits != nullptr);
   if (told && token >= 0) {
-    output.logprobs.chosen[row] = own.logprobs.logprob(line.logits[token]);
-    output.logprobs.ranks[row] = own.logprobs.rank(line, line.logits[token]);
+    output.logprobs.chosen[row] = reader.logprob(own.at(token));
+    output.logprobs.ranks[row] = reader.rank(own, own.at(token));
   }
   return token;
 }
 
-// Leaves the logits as they were if they are to be kept, the peaks in any case not.
+// Leaves the logits as they were if they are to be kept, peaks and sums in any case not.
 int32_t Pass::sample_edited(int row, LogitsRow line, bool keep) const {
   RowSampler& own = state_.samplers[static_cast<std::size_t>(thread_)];
-  if (!step_.edits.touch(row)) return sample(row, line);
-  if (step_.temperature[row] == 0.0f && !step_.edits.sparse(row)) {
-    return Sampler::token_of(step_.edits.allowed_peak(row, line));
-  }
-  const bool copied = keep && step_.edits.dense(row);
+  if (!step_.edits.sparse(row)) return sample(row, line);
+  const bool copied = keep && line.allowed.words != nullptr;
   if (copied) {
-    own.edited.assign(line.logits, line.logits + shape_.vocab);
-    line.logits = own.edited.data();
+    line = own.copy(line);
   } else if (keep) {
     step_.edits.note(row, line, &own.old);
   }
@@ -93,10 +113,7 @@ int32_t Pass::sample_edited(int row, LogitsRow line, bool keep) const {
 
 int32_t Pass::sample(int row, const LogitsRow& line) const {
   if (step_.temperature[row] == 0.0f) return Sampler::likeliest(line);
-  const SamplingParams params{step_.temperature[row], step_.top_p[row], step_.top_k[row],
-                              step_.min_p[row],
-                              uniform_of(step_.seeds[row], step_.sample_positions[row])};
-  return state_.samplers[static_cast<std::size_t>(thread_)].sampler.sample(line, params);
+  return state_.samplers[static_cast<std::size_t>(thread_)].sampler.sample(line, sampling(row));
 }
 
 }  // namespace trioengine

@@ -116,11 +116,34 @@ struct Peak {
 
 constexpr int kHeadUnitPanels = 4;  // vocabulary columns per peak: 64
 
-// Where the logits of the rows of a head unit go.
-struct LogitsTask {
-  Peak* peaks;               // [rows][units]: likeliest token of each 64 columns
-  int units;
-  float* const* logits;      // [rows]: full logits of a row, or null where only peaks are needed
+// Which tokens of a row may come: all where there are no words.
+struct AllowedTokens {
+  const uint32_t* words = nullptr;  // token t's is bit t % 32 of word t / 32
+  int width = 0;                    // words
+};
+
+// The 64 tokens of a unit, a bit for each that may come; none behind the vocabulary.
+static inline uint64_t allowed_bits(const AllowedTokens& allowed, int unit, int vocab_size) {
+  const int left = vocab_size - unit * kHeadUnitPanels * kLanes;
+  const uint64_t real = left < 64 ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
+  if (allowed.words == nullptr) return real;
+  const int low = 2 * unit, high = low + 1;
+  uint64_t bits = low < allowed.width ? allowed.words[low] : 0;
+  if (high < allowed.width) bits |= static_cast<uint64_t>(allowed.words[high]) << 32;
+  return bits & real;
+}
+
+// What is wanted of the logits of one row. Where its mask leaves nothing of a unit, the peak is
+// -inf. The sum of a unit is that of exp((logit - peak) * factor), so that no unit's underflows.
+struct LogitsLine {
+  AllowedTokens allowed;      // the peaks and sums are of these tokens
+  Peak* peaks = nullptr;      // [units]: the likeliest token of each 64 columns
+  float* sums = nullptr;      // [units]; null: not wanted
+  float factor = 0.0f;
+  Peak* own_peaks = nullptr;  // [units], whatever is allowed; null: neither they nor their sums are
+  float* own_sums = nullptr;  // [units], their factor is 1
+  float* logits = nullptr;    // of the first unit, whatever is allowed; null: not wanted
+  std::ptrdiff_t stride = 0;  // from a unit's logits to the next one's
 };
 
 struct KernelTable {
@@ -146,14 +169,20 @@ struct KernelTable {
   void (*gemm_add)(const GemmUnit&, float* hidden, int hidden_width);
   void (*gemm_swiglu)(const GemmUnit&, const Acts& out);  // panels alternate gate, up
   void (*gemm_head)(const GemmUnit&, const HeadTask&);    // the panels of one head
-  void (*gemm_logits)(const GemmUnit&, const LogitsTask&);
+  void (*gemm_logits)(const GemmUnit&, const LogitsLine* rows);  // the panels of one unit
 
   void (*attention)(const AttentionTask&);
 
-  // sums[i] = sum of exp((logits - shift) * factor) over the i-th 64 columns of `count`
-  void (*exp_sums)(const float* logits, int count, float shift, float factor, float* sums);
   // out = exp((logits - shift) * factor)
   void (*exp_row)(const float* logits, int count, float shift, float factor, float* out);
+  // The same of the tokens of a unit that have a bit, 0 for the others.
+  void (*exp_unit)(const float* logits, uint64_t bits, float shift, float factor, float* out);
+  // The sum of a unit as gemm_logits gives it, to the bit.
+  float (*sum_unit)(const float* logits, uint64_t bits, float peak, float factor);
+  // The sum of the weights above a bound; `count` is a multiple of 64.
+  float (*mass_above)(const float* weights, int count, float bound);
+  // The places of those above `low`, up to `high`; returns how many.
+  int (*find_between)(const float* weights, int count, float low, float high, int32_t* places);
 };
 
 // Each is null where it was not compiled for this architecture.

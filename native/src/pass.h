@@ -1,6 +1,7 @@
 // What one thread does in a step. All threads walk through the same phases.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -24,6 +25,18 @@ struct StepOutput {
 // What one thread needs to give a row its token.
 struct RowSampler {
   explicit RowSampler(const KernelTable& kernels) : sampler(kernels), logprobs(kernels) {}
+
+  // The same row with logits that may be changed.
+  LogitsRow copy(LogitsRow row) {
+    edited.resize(static_cast<std::size_t>(row.units) * kUnitColumns);
+    for (int u = 0; u < row.units; ++u) {
+      std::copy_n(row.unit(u), row.unit_count(u), edited.data() + u * kUnitColumns);
+    }
+    row.logits = edited.data();
+    row.stride = kUnitColumns;
+    return row;
+  }
+
   Sampler sampler;
   LogprobsReader logprobs;
   std::vector<float> edited;  // a copy of a row whose own logits must stay
@@ -73,9 +86,10 @@ class Pass {
   void add_to_hidden(const Linear& w, const Acts& input);
 
   void head(int first, int rows, const StepOutput& output);
-  float* full_logits(int row, int slot, float* logits) const;
+  LogitsLine logits_line(int row, int slot, int rows, const StepOutput& output) const;
+  SamplingParams sampling(int row) const;
   bool wants_logprobs(int row) const;
-  int32_t pick(int row, const LogitsRow& line, const StepOutput& output) const;
+  int32_t pick(int row, int slot, const LogitsLine& line, const StepOutput& output) const;
   int32_t sample_edited(int row, LogitsRow line, bool keep) const;
   int32_t sample(int row, const LogitsRow& line) const;
 

@@ -1,6 +1,7 @@
 // What changes the logits of a row before a token is sampled from it: masks, bias, penalties.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -8,19 +9,30 @@
 
 namespace trioengine {
 
-// A row of logits with the largest of each 64 columns beside it. No peak is ever NaN.
-struct LogitsRow {
-  float* logits;  // [vocab_size]; null where nothing but the likeliest token is asked for
-  Peak* peaks;    // [units]
-  int vocab_size;
-  int units;
-};
+constexpr float kStale = -1.0f;  // instead of the sum of a unit that has changed since
 
 constexpr int kUnitColumns = kHeadUnitPanels * kLanes;
 
-inline int unit_count(const LogitsRow& row, int unit) {
-  const int left = row.vocab_size - unit * kUnitColumns;
-  return left < kUnitColumns ? left : kUnitColumns;
+// A row of logits, and what is known of each 64 columns of it. No peak is ever NaN.
+struct LogitsRow {
+  float* logits;          // of the first unit; null where nothing but the likeliest token is wanted
+  std::ptrdiff_t stride;  // from a unit's logits to the next one's
+  Peak* peaks;            // [units]: of the tokens that are allowed
+  float* sums;            // [units]: likewise, of exp((logit - peak) / temperature)
+  AllowedTokens allowed;  // logits of others may be anything
+  int vocab_size;
+  int units;
+
+  float* unit(int index) const { return logits + index * stride; }
+  int unit_count(int index) const {
+    const int left = vocab_size - index * kUnitColumns;
+    return left < kUnitColumns ? left : kUnitColumns;
+  }
+  float& at(int32_t id) const { return unit(id / kUnitColumns)[id % kUnitColumns]; }
+};
+
+inline uint64_t unit_bits(const LogitsRow& row, int unit) {
+  return allowed_bits(row.allowed, unit, row.vocab_size);
 }
 
 // Mask of one logits row: these token ids count as -inf.
@@ -68,21 +80,16 @@ struct EditsView {
   BiasView bias;
   PenaltiesView penalties;
 
-  // Whether a row has any.
-  bool touch(int row) const;
-  // Whether those of a row may change most of it.
-  bool dense(int row) const { return allow.row_masks != nullptr && allow.row_masks[row] >= 0; }
+  // The mask of a row: all tokens where it has none.
+  AllowedTokens allowed(int row) const;
   // Whether those of a row may change a few of its logits.
   bool sparse(int row) const;
-  // The peak of what the mask of a dense row allows, -inf if that is nothing. Changes nothing.
-  Peak allowed_peak(int row, const LogitsRow& line) const;
-  // Notes what `apply` is about to change in a row without dense ones; earlier notes are dropped.
+  // Notes what `apply` is about to change in a row that may have all tokens; earlier notes are
+  // dropped.
   void note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const;
-  // Applies those of a row, in this order: masks, bias, penalties; and mends the peaks.
+  // Applies those of a row, in this order: masks, bias, penalties; and mends peaks and sums. What
+  // is not allowed becomes -inf; peaks and sums are without it already.
   void apply(int row, const LogitsRow& line) const;
-
- private:
-  const uint32_t* allowed(int row) const;
 };
 
 }  // namespace trioengine

@@ -3,21 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <limits>
 
 namespace trioengine {
-namespace {
-
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-}  // namespace
-
 void LogprobsReader::read(const LogitsRow& row, int count, int32_t* top_ids, float* top) {
-  peaks_.resize(static_cast<std::size_t>(row.units));
-  for (int u = 0; u < row.units; ++u) peaks_[static_cast<std::size_t>(u)] = row.peaks[u].value;
   normaliser_ = normaliser(row);
-  collect(row, bound(row, count));
+  collect(row, count < 1 ? std::numeric_limits<float>::infinity()
+                         : masses_.reached_by(row, count));
   const std::size_t most = static_cast<std::size_t>(count), found = candidates_.size();
   std::partial_sort(candidates_.begin(),
                     candidates_.begin() + static_cast<std::ptrdiff_t>(std::min(most, found)),
@@ -32,15 +24,8 @@ void LogprobsReader::read(const LogitsRow& row, int count, int32_t* top_ids, flo
 
 // log(sum(exp(logits))); not a number where the row holds one, or an infinity that is not masked.
 double LogprobsReader::normaliser(const LogitsRow& row) {
-  Peak peak = row.peaks[0];
-  for (int u = 1; u < row.units; ++u) {
-    if (row.peaks[u].value > peak.value) peak = row.peaks[u];
-  }
-  values_.resize(static_cast<std::size_t>(row.units));
-  kernels_.exp_sums(row.logits, row.vocab_size, peak.value, 1.0f, values_.data());
-  double total = 0.0;
-  for (const float sum : values_) total += sum;
-  return static_cast<double>(peak.value) + std::log(total);
+  const Peak peak = peak_of(row);
+  return static_cast<double>(peak.value) + std::log(masses_.read(row, peak.value, 1.0f));
 }
 
 // Written so that whatever is no number becomes the least.
@@ -53,23 +38,12 @@ float LogprobsReader::logprob(float logit) const {
 int32_t LogprobsReader::rank(const LogitsRow& row, float logit) const {
   int32_t likelier = 0;
   for (int unit = 0; unit < row.units; ++unit) {
-    if (!(peaks_[static_cast<std::size_t>(unit)] > logit)) continue;
-    const float* logits = row.logits + unit * kUnitColumns;
-    const int count = unit_count(row, unit);
+    if (!(row.peaks[unit].value > logit)) continue;
+    const float* logits = row.unit(unit);
+    const int count = row.unit_count(unit);
     for (int i = 0; i < count; ++i) likelier += logits[i] > logit ? 1 : 0;
   }
   return likelier + 1;
-}
-
-// A logit that at least `count` tokens reach, where there are so many: the count-th of the peaks.
-float LogprobsReader::bound(const LogitsRow& row, int count) {
-  if (count < 1) return std::numeric_limits<float>::infinity();
-  if (count > row.units) return kMinusInfinity;
-  values_.resize(static_cast<std::size_t>(row.units));
-  for (int u = 0; u < row.units; ++u) values_[static_cast<std::size_t>(u)] = row.peaks[u].value;
-  const auto kth = values_.begin() + (count - 1);
-  std::nth_element(values_.begin(), kth, values_.end(), std::greater<float>());
-  return *kth;
 }
 
 void LogprobsReader::collect(const LogitsRow& row, float threshold) {
@@ -77,9 +51,10 @@ void LogprobsReader::collect(const LogitsRow& row, float threshold) {
   if (threshold == std::numeric_limits<float>::infinity()) return;
   for (int unit = 0; unit < row.units; ++unit) {
     if (row.peaks[unit].value < threshold) continue;
-    const int first = unit * kUnitColumns, last = first + unit_count(row, unit);
-    for (int id = first; id < last; ++id) {
-      if (row.logits[id] >= threshold) candidates_.push_back({row.logits[id], id});
+    const float* logits = row.unit(unit);
+    const int count = row.unit_count(unit);
+    for (int i = 0; i < count; ++i) {
+      if (logits[i] >= threshold) candidates_.push_back({logits[i], unit * kUnitColumns + i});
     }
   }
 }

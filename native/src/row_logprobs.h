@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "row_edits.h"
+#include "unit_masses.h"
 
 namespace trioengine {
 
@@ -19,14 +19,14 @@ struct LogprobsOut {
   int width = 0;
 };
 
-// One thread's. Works on logits that nobody has changed.
+// One thread's. Works on rows whose logits, peaks and sums (of factor 1) are the model's own.
 class LogprobsReader {
  public:
-  explicit LogprobsReader(const KernelTable& kernels) : kernels_(kernels) {}
+  explicit LogprobsReader(const KernelTable& kernels) : masses_(kernels) {}
 
   // Takes in a row: its normaliser and its `count` likeliest tokens, equals by id.
   void read(const LogitsRow& row, int count, int32_t* top_ids, float* top);
-  // Of a token of the row that was read last, whose logits are again, or still, what they were.
+  // Of a token of the row that was read last.
   float logprob(float logit) const;
   int32_t rank(const LogitsRow& row, float logit) const;
 
@@ -37,13 +37,10 @@ class LogprobsReader {
   };
 
   double normaliser(const LogitsRow& row);
-  float bound(const LogitsRow& row, int count);
   void collect(const LogitsRow& row, float threshold);
 
-  const KernelTable& kernels_;
+  UnitMasses masses_;
   double normaliser_ = 0.0;
-  std::vector<float> peaks_;  // of the row that was read last
-  std::vector<float> values_;
   std::vector<Candidate> candidates_;
 };
 

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "row_edits.h"
+#include "nucleus.h"
+#include "unit_masses.h"
 
 namespace trioengine {
 
@@ -16,6 +17,13 @@ struct SamplingParams {
   int32_t top_k;  // 0 keeps all
   float min_p;
   double uniform;  // in [0, 1)
+
+  float inverse() const { return 1.0f / temperature; }
+  bool limits(int vocab_size) const { return top_k > 0 && top_k < vocab_size; }
+  // Whether `sample` reads the sums of a row; their factor is then `inverse()`.
+  bool needs_sums(int vocab_size) const {
+    return temperature > 0.0f && !limits(vocab_size) && min_p <= 0.0f;
+  }
 };
 
 // The uniform of (seed, position): SplitMix64 as a counter-based generator, the same numbers as
@@ -24,10 +32,10 @@ double uniform_of(uint64_t seed, int64_t position);
 
 class Sampler {
  public:
-  explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
+  explicit Sampler(const KernelTable& kernels)
+      : kernels_(kernels), masses_(kernels), nucleus_(kernels) {}
 
   static int32_t likeliest(const LogitsRow& row);
-  static int32_t token_of(const Peak& peak);
   // Filters in vLLM's order: temperature, min_p, top_k, top_p. Equally likely tokens rank by id.
   int32_t sample(const LogitsRow& row, const SamplingParams& params);
 
@@ -38,18 +46,16 @@ class Sampler {
   };
 
   int32_t sample_all(const LogitsRow& row, const Peak& peak, float inverse, double uniform);
-  double total_mass(const LogitsRow& row, const Peak& peak, float inverse);
+  int32_t sample_few(const LogitsRow& row, const SamplingParams& params, const Peak& peak);
   void collect(const LogitsRow& row, float threshold);
   void rank(std::size_t most);
   void weigh(const Peak& peak, float inverse);
-  bool cut_to_mass(double mass);
-  float top_k_bound(const LogitsRow& row, int32_t top_k);
-  void keep_nucleus(const LogitsRow& row, const Peak& peak, float inverse, float threshold,
-                    float top_p);
+  void cut_to_mass(double mass);
   int32_t draw(double uniform) const;
 
   const KernelTable& kernels_;
-  std::vector<float> sums_;
+  UnitMasses masses_;
+  Nucleus nucleus_;
   std::vector<float> values_;
   std::vector<Candidate> candidates_;
   std::vector<float> weights_;

@@ -56,9 +56,12 @@ Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_thr
   gated = ActsBuffer(max_tokens, shape.intermediate, kernels.plain_bytes, forms);
   head_input = ActsBuffer(kHeadRows, width, kernels.plain_bytes, forms);
   const int units = ceil_div(model.head().panels, kHeadUnitPanels);
-  peaks.resize(static_cast<std::size_t>(kHeadRows) * static_cast<std::size_t>(units));
-  logits = HugeBuffer(static_cast<std::size_t>(kHeadRows) *
-                      static_cast<std::size_t>(model.head().panels) * kLanes * sizeof(float));
+  const std::size_t told = static_cast<std::size_t>(kHeadRows) * static_cast<std::size_t>(units);
+  peaks.resize(told);
+  own_peaks.resize(told);
+  sums.resize(told);
+  own_sums.resize(told);
+  logits = HugeBuffer(told * kHeadUnitPanels * kLanes * sizeof(float));
   tiles.resize(rows);
   fresh.resize(rows);
   const int widest = std::max(shape.padded_head_dim / kLanes, kMostUnitPanels);

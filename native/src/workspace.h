@@ -38,8 +38,9 @@ struct Workspace {
   HugeBuffer hidden;   // float [max_tokens][hidden_width]
   HugeBuffer queries;  // plain [max_tokens][query_width]
   ActsBuffer normed, attended, gated, head_input;
-  std::vector<Peak> peaks;     // [kHeadRows][units]
-  HugeBuffer logits;           // float [kHeadRows][vocab padded]
+  std::vector<Peak> peaks, own_peaks;  // [kHeadRows][units]: of what is allowed, of all
+  std::vector<float> sums, own_sums;   // [kHeadRows][units]
+  HugeBuffer logits;           // float [units][rows][64]
   std::vector<int32_t> tiles;  // [max_tokens]
   std::vector<uint8_t> fresh;  // [max_tokens] tokens that a tile begun here gets in this step
   std::vector<ThreadSpace> threads;

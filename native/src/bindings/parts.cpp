@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -76,13 +77,16 @@ std::vector<int32_t> sample(const nb::ndarray<float, nb::ndim<2>, nb::c_contig, 
   std::vector<int32_t> tokens;
   constexpr int kColumns = kHeadUnitPanels * kLanes;
   std::vector<Peak> peaks(static_cast<std::size_t>(ceil_div(vocab, kColumns)));
+  std::vector<float> sums(peaks.size());
   for (std::size_t r = 0; r < rows; ++r) {
     float* row = logits.data() + r * static_cast<std::size_t>(vocab);
     for (int i = 0; i < vocab; ++i) {
       Peak& peak = peaks[static_cast<std::size_t>(i / kColumns)];
       if (i % kColumns == 0 || row[i] > peak.value) peak = {row[i], i};
     }
-    const LogitsRow line{row, peaks.data(), vocab, static_cast<int>(peaks.size())};
+    std::fill(sums.begin(), sums.end(), kStale);
+    const LogitsRow line{row, kColumns, peaks.data(), sums.data(), {}, vocab,
+                         static_cast<int>(peaks.size())};
     step.edits.apply(static_cast<int>(r), line);
     if (temperature[r] == 0.0f) {
       tokens.push_back(Sampler::likeliest(line));

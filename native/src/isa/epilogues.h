@@ -135,45 +135,5 @@ void gemm_head(const GemmUnit& u, const HeadTask& task) {
   });
 }
 
-// The likeliest of a unit's `count` columns. Which of them it is, is anybody's guess, so it is found
-// without a branch.
-TRIO_INLINE Peak find_peak(const float* values, int count, int first_index) {
-  static_assert(kHeadUnitPanels * kLanes == 64, "one bit for each column");
-  const Vf least = vset(-__builtin_inff());
-  Vf parts[kHeadUnitPanels];
-  Vf most = least;
-  for (int p = 0; p < kHeadUnitPanels; ++p) {
-    const int left = count - p * kLanes;
-    parts[p] = left > 0 ? vload(values + p * kLanes) : least;
-    if (left < kLanes) parts[p] = vkeep(parts[p], 0, left, least);
-    most = vmax(parts[p], most);  // a NaN in parts[p] loses
-  }
-  const float value = vmaximum(most);
-  uint64_t equal = 0;
-  for (int p = 0; p < kHeadUnitPanels; ++p) {
-    equal |= static_cast<uint64_t>(vequal(parts[p], vset(value))) << (p * kLanes);
-  }
-  if (count < 64) equal &= (uint64_t{1} << count) - 1;  // all NaN: what pads the unit is no token
-  return {value, first_index + (equal != 0 ? __builtin_ctzll(equal) : 0)};
-}
-
-void gemm_logits(const GemmUnit& u, const LogitsTask& task) {
-  const int column = u.panel0 * kLanes;
-  const int count = u.weight->outputs - column < u.panels * kLanes ? u.weight->outputs - column
-                                                                   : u.panels * kLanes;
-  const size_t units = static_cast<size_t>(task.units);
-  Peak* const peaks = task.peaks + u.panel0 / kHeadUnitPanels;
-  const bool whole = count == kHeadUnitPanels * kLanes;
-  gemm(u, [&](int row, const float* values) {
-    peaks[static_cast<size_t>(row) * units] =
-        whole ? find_peak(values, kHeadUnitPanels * kLanes, column)
-              : find_peak(values, count, column);
-    float* logits = task.logits[row];
-    if (logits != nullptr) {
-      std::memcpy(logits + column, values, static_cast<size_t>(count) * sizeof(float));
-    }
-  });
-}
-
 }  // namespace
 }  // namespace trioengine

@@ -1,4 +1,4 @@
-// Kernels over single rows: embedding, RMS norm, softmax sums.
+// Kernels over single rows: embedding, RMS norm, exponentials.
 #pragma once
 
 #include "math.h"
@@ -52,19 +52,6 @@ void exp_row(const float* logits, int count, float shift, float factor, float* o
   for (int j = i; j < count; ++j) tail[j - i] = logits[j];
   vstore(tail, vexp(vmul(vsub(vload(tail), base), scale)));
   for (int j = i; j < count; ++j) out[j] = tail[j - i];
-}
-
-void exp_sums(const float* logits, int count, float shift, float factor, float* sums) {
-  constexpr int kBlock = kHeadUnitPanels * kLanes;
-  for (int start = 0; start < count; start += kBlock) {
-    const int stop = start + kBlock < count ? start + kBlock : count;
-    float parts[kBlock];
-    exp_row(logits + start, stop - start, shift, factor, parts);
-    for (int i = stop - start; i < kBlock; ++i) parts[i] = 0.0f;
-    Vf sum = vload(parts);
-    for (int p = 1; p < kHeadUnitPanels; ++p) sum = vadd(sum, vload(parts + p * kLanes));
-    sums[start / kBlock] = vsum(sum);
-  }
 }
 
 }  // namespace

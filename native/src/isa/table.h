@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "epilogues.h"
+#include "logits.h"
 
 namespace trioengine {
 namespace {
@@ -33,8 +34,11 @@ constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
   table.gemm_head = gemm_head;
   table.gemm_logits = gemm_logits;
   table.attention = attention;
-  table.exp_sums = exp_sums;
   table.exp_row = exp_row;
+  table.exp_unit = exp_unit;
+  table.sum_unit = sum_unit;
+  table.mass_above = mass_above;
+  table.find_between = find_between;
   return table;
 }
 

@@ -97,6 +97,25 @@ TRIO_INLINE unsigned vequal(Vf a, Vf x) {
       _mm256_movemask_ps(_mm256_cmp_ps(a.hi, x.hi, _CMP_EQ_OQ)));
   return lo | (hi << 8);
 }
+TRIO_INLINE unsigned vabove(Vf a, Vf x) {
+  const unsigned lo = static_cast<unsigned>(
+      _mm256_movemask_ps(_mm256_cmp_ps(a.lo, x.lo, _CMP_GT_OQ)));
+  const unsigned hi = static_cast<unsigned>(
+      _mm256_movemask_ps(_mm256_cmp_ps(a.hi, x.hi, _CMP_GT_OQ)));
+  return lo | (hi << 8);
+}
+TRIO_INLINE Vf vkeep_above(Vf x, Vf bound) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, bound.lo, _CMP_GT_OQ), x.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, bound.hi, _CMP_GT_OQ), x.hi)};
+}
+TRIO_INLINE __m256 pick_half(unsigned bits, __m256 x, __m256 fill) {
+  const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i own = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
+  return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(own, lanes)));
+}
+TRIO_INLINE Vf vpick(unsigned bits, Vf x, Vf fill) {
+  return {pick_half(bits, x.lo, fill.lo), pick_half(bits >> 8, x.hi, fill.hi)};
+}
 
 TRIO_INLINE __m256 load_bf16_half(const uint16_t* p) {
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

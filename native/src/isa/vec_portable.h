@@ -64,6 +64,17 @@ TRIO_INLINE unsigned vequal(Vf a, Vf x) {
   for (unsigned i = 0; i < 16; ++i) equal |= static_cast<unsigned>(a[i] == x[i]) << i;
   return equal;
 }
+TRIO_INLINE unsigned vabove(Vf a, Vf x) {
+  unsigned above = 0;
+  for (unsigned i = 0; i < 16; ++i) above |= static_cast<unsigned>(a[i] > x[i]) << i;
+  return above;
+}
+TRIO_INLINE Vf vkeep_above(Vf x, Vf bound) { return x > bound ? x : vset(0.0f); }
+TRIO_INLINE Vf vpick(unsigned bits, Vf x, Vf fill) {
+  const Vi lanes = {1,     2,     4,      8,      16,     32,     64,      128,
+                    1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  return (lanes & static_cast<int32_t>(bits)) != 0 ? x : fill;
+}
 
 TRIO_INLINE Vf vload_bf16(const uint16_t* p) {
   Vh raw;

@@ -1,0 +1,137 @@
+// The end of the head: peaks and sums of 64 tokens, taken while their logits are in the L1 cache;
+// and what the sampler does with many tokens at once.
+#pragma once
+
+#include "gemm.h"
+#include "math.h"
+
+namespace trioengine {
+namespace {
+
+static_assert(kHeadUnitPanels * kLanes == 64, "one bit for each column");
+
+// 64 logits, -inf where there is no bit; such lanes are not even read where a panel has none.
+struct UnitLogits {
+  Vf parts[kHeadUnitPanels];
+};
+
+TRIO_INLINE UnitLogits load_unit(const float* logits, uint64_t bits) {
+  const Vf least = vset(-__builtin_inff());
+  UnitLogits unit;
+  for (int p = 0; p < kHeadUnitPanels; ++p) {
+    const unsigned own = static_cast<unsigned>(bits >> (p * kLanes)) & 0xffffu;
+    unit.parts[p] = own == 0 ? least : vload(logits + p * kLanes);
+    if (own != 0xffffu) unit.parts[p] = vpick(own, unit.parts[p], least);
+  }
+  return unit;
+}
+
+// The likeliest. Which of them it is, is anybody's guess, so it is found without a branch.
+TRIO_INLINE Peak find_peak(const UnitLogits& unit, uint64_t bits, int first_index) {
+  Vf most = vset(-__builtin_inff());
+  for (const Vf& part : unit.parts) most = vmax(part, most);  // a NaN in the part loses
+  const float value = vmaximum(most);
+  uint64_t equal = 0;
+  for (int p = 0; p < kHeadUnitPanels; ++p) {
+    equal |= static_cast<uint64_t>(vequal(unit.parts[p], vset(value))) << (p * kLanes);
+  }
+  equal &= bits;  // nothing but -inf and NaN: what pads the unit is no token
+  return {value, first_index + (equal != 0 ? __builtin_ctzll(equal) : 0)};
+}
+
+TRIO_INLINE float sum_of(const UnitLogits& unit, float peak, float factor) {
+  const Vf base = vset(peak > -__builtin_inff() ? peak : 0.0f), scale = vset(factor);
+  Vf sum = vexp(vmul(vsub(unit.parts[0], base), scale));
+  for (int p = 1; p < kHeadUnitPanels; ++p) {
+    sum = vadd(sum, vexp(vmul(vsub(unit.parts[p], base), scale)));
+  }
+  return vsum(sum);
+}
+
+TRIO_INLINE void tell_unit(const LogitsLine& line, const UnitLogits& unit, uint64_t bits,
+                           int index) {
+  const Peak peak = find_peak(unit, bits, index * kHeadUnitPanels * kLanes);
+  line.peaks[index] = peak;
+  if (line.sums != nullptr) line.sums[index] = sum_of(unit, peak.value, line.factor);
+}
+
+// What the model itself thinks: most often what is there already.
+TRIO_INLINE void tell_own(const LogitsLine& line, const float* values, uint64_t bits,
+                          uint64_t real, int index) {
+  if (bits != real) {
+    const LogitsLine own{{}, line.own_peaks, line.own_sums, 1.0f};
+    return tell_unit(own, load_unit(values, real), real, index);
+  }
+  line.own_peaks[index] = line.peaks[index];
+  line.own_sums[index] = line.sums != nullptr && line.factor == 1.0f
+                             ? line.sums[index]
+                             : sum_of(load_unit(values, real), line.peaks[index].value, 1.0f);
+}
+
+void gemm_logits(const GemmUnit& u, const LogitsLine* rows) {
+  const int index = u.panel0 / kHeadUnitPanels;
+  const int vocab = u.weight->outputs;
+  const uint64_t real = allowed_bits({}, index, vocab);
+  gemm(u, [&](int row, const float* values) {
+    const LogitsLine& line = rows[row];
+    const uint64_t bits =
+        line.allowed.words == nullptr ? real : allowed_bits(line.allowed, index, vocab);
+    tell_unit(line, load_unit(values, bits), bits, index);
+    if (line.own_peaks != nullptr) tell_own(line, values, bits, real, index);
+    if (line.logits != nullptr) {
+      const int count = __builtin_popcountll(real);
+      std::memcpy(line.logits + index * line.stride, values,
+                  static_cast<size_t>(count) * sizeof(float));
+    }
+  });
+}
+
+// As load_unit, reading nothing behind the last token that has a bit: there a row may end.
+TRIO_INLINE UnitLogits load_stored_unit(const float* logits, uint64_t bits) {
+  const int count = bits == 0 ? 0 : 64 - __builtin_clzll(bits);
+  if (count % kLanes == 0) return load_unit(logits, bits);
+  float copy[kHeadUnitPanels * kLanes] = {};
+  std::memcpy(copy, logits, static_cast<size_t>(count) * sizeof(float));
+  return load_unit(copy, bits);
+}
+
+float sum_unit(const float* logits, uint64_t bits, float peak, float factor) {
+  return sum_of(load_stored_unit(logits, bits), peak, factor);
+}
+
+void exp_unit(const float* logits, uint64_t bits, float shift, float factor, float* out) {
+  const UnitLogits unit = load_stored_unit(logits, bits);
+  const Vf base = vset(shift), scale = vset(factor);
+  for (int p = 0; p < kHeadUnitPanels; ++p) {
+    const unsigned own = static_cast<unsigned>(bits >> (p * kLanes)) & 0xffffu;
+    const Vf power = vexp(vmul(vsub(unit.parts[p], base), scale));
+    vstore(out + p * kLanes, vpick(own, power, vset(0.0f)));
+  }
+}
+
+float mass_above(const float* weights, int count, float bound) {
+  const Vf least = vset(bound);
+  Vf sums[kHeadUnitPanels];
+  for (Vf& sum : sums) sum = vset(0.0f);
+  for (int i = 0; i < count; i += kHeadUnitPanels * kLanes) {
+    for (int p = 0; p < kHeadUnitPanels; ++p) {
+      sums[p] = vadd(sums[p], vkeep_above(vload(weights + i + p * kLanes), least));
+    }
+  }
+  return vsum(vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3])));
+}
+
+int find_between(const float* weights, int count, float low, float high, int32_t* places) {
+  const Vf least = vset(low), most = vset(high);
+  int found = 0;
+  for (int i = 0; i < count; i += kLanes) {
+    const Vf x = vload(weights + i);
+    for (unsigned bits = vabove(x, least) & ~vabove(x, most); bits != 0; bits &= bits - 1) {
+      places[found++] = i + __builtin_ctz(bits);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+}  // namespace trioengine
