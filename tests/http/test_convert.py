@@ -85,6 +85,14 @@ def test_output_tokens_must_be_positive_and_are_called_what_the_client_called_th
     with pytest.raises(InvalidRequestError) as caught:
         made(3, TokenLimit(requested, None, "max_completion_tokens", "messages"))
     assert (caught.value.param, caught.value.code) == ("max_completion_tokens", "invalid_value")
+    assert caught.value.message.startswith("max_completion_tokens must be")
+
+
+def test_fewest_and_most_tokens_are_called_what_the_client_called_them() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        made(3, TokenLimit(2, None, "max_completion_tokens", "messages"), min_tokens=3)
+    assert caught.value.param == "min_tokens"
+    assert caught.value.message == "min_tokens (3) must not exceed max_completion_tokens (2)"
 
 
 def test_index_is_prompt_times_n_plus_k_and_each_has_a_seed_of_its_own() -> None:

@@ -198,9 +198,15 @@ def _sampling_params(body: GenerationRequest, limit: TokenLimit) -> SamplingPara
             cache_salt=body.cache_salt or "",
         )
     except InvalidRequestError as error:
-        if error.param == "max_tokens":
-            error.param = limit.param  # the name that the client used
-        raise
+        if error.param not in ("max_tokens", "min_tokens"):
+            raise
+        raise _in_the_clients_words(error, limit.param) from None
+
+
+def _in_the_clients_words(error: InvalidRequestError, name: str) -> InvalidRequestError:
+    """Return a complaint about ``max_tokens`` under the ``name`` that the client knows it by."""
+    param = name if error.param == "max_tokens" else error.param
+    return InvalidRequestError(error.message.replace("max_tokens", name), param=param)
 
 
 def _check_stream(body: GenerationRequest) -> None:

@@ -140,6 +140,21 @@ async def test_any_object_is_a_format_too(autojump_clock: MockClock) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("asked", "param", "message"),
+    [
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be "),
+        ({"input": []}, "input", "'input' takes "),
+    ],
+)
+async def test_a_complaint_has_the_names_that_the_client_used(
+    asked: dict[str, Any], param: str, message: str, autojump_clock: MockClock
+) -> None:
+    call = await post(**({"input": "hello"} | asked))
+    assert (call.status, call.error["param"]) == (400, param)
+    assert message in call.error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_format_that_cannot_be_had_is_refused(
     stream: bool, autojump_clock: MockClock
