@@ -77,6 +77,7 @@ class Request:
         self.was_lazy = self.lazy = submit.lazy
         self.began_s = trio.current_time()
         self.answer: Answer | None = None
+        self._read = b""
         data = post(submit.path, _body(submit, number))
         half = len(data) - 20 if submit.late_body else len(data)
         self.rest = data[half:]
@@ -88,7 +89,9 @@ class Request:
         if not self.left and not self.gone_on:
             if not self.lazy:
                 self.visitor.read()
-            self.answer = read_answer(self.visitor.received)
+            if self.visitor.received is not self._read:  # most have had nothing new
+                self._read = self.visitor.received
+                self.answer = read_answer(self._read)
 
     @property
     def answered(self) -> bool:
