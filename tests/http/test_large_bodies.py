@@ -7,7 +7,7 @@ import pytest
 
 from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
-from trioengine.http.large_bodies import LARGE_BYTES
+from trioengine.http.large_bodies import LARGE_BYTES, MAX_NAMES
 from trioengine.http.messages import MAX_MESSAGES
 from trioengine.http.schemas import ChatCompletionRequest, CompletionRequest
 
@@ -99,6 +99,30 @@ def test_what_a_text_quotes_is_not_counted() -> None:
     text = '"role" "type" ' * (4 * MAX_MESSAGES + 1)
     body = decode(CHAT, {"messages": [{"role": "user", "content": text}]})
     assert body.messages[0].content == text
+
+
+NAMES = [b'"a":', b'"\\u0061":', b'"" \n :', b'"\\\\":', b'"\\\\\\\\" :']
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+@pytest.mark.parametrize("frame", [b"{%b}", b'{"messages": [{%b}]}', b'{"junk": {%b}}'], ids=repr)
+def test_more_names_than_any_request_needs_are_refused_undecoded(
+    frame: bytes, name: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = BodyDecoder(CompletionRequest)
+    few = b",".join([name + b"1"] * (MAX_NAMES - 1))
+    many = b",".join([name + b"1"] * (MAX_NAMES + 1))
+    assert json.loads(frame % many)
+    decoder.decode(frame % few)
+    monkeypatch.delattr(decoder, "_large")
+    with pytest.raises(InvalidRequestError, match="262144 members"):
+        decoder.decode(frame % many)
+
+
+@pytest.mark.parametrize("text", ["12:30 ", '"role": ', '{"a" :1}', "\\:"])
+def test_names_that_a_text_quotes_are_not_counted(text: str) -> None:
+    body = {"messages": [{"role": "user", "content": text * (MAX_NAMES + 1)}]}
+    assert CHAT.decode(json.dumps(body).encode()).messages[0].content == text * (MAX_NAMES + 1)
 
 
 def test_the_last_of_two_values_counts_in_a_large_body_too() -> None:

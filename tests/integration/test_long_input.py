@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -129,16 +130,50 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]], int]] = {
 }  # fmt: skip
 
 
+NAMES = b'"\\u0061":1,' * (16 * MB // 11 - 100)  # as many as the longest body holds
+RAW = {
+    "names of parameters": b'{"prompt":"a",%b"b":1}' % NAMES,
+    "names in a message": b'{"messages":[{"role":"user","content":"a",%b"b":1}]}' % NAMES,
+    "a text that is full of colons": b'{"prompt":"%b"}' % (b": " * (8 * MB - 100)),
+}
+
+
+@pytest.mark.parametrize("ahead", [b"", b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n" * 3])
+@pytest.mark.parametrize("name", RAW)
+def test_streams_go_on_beside_the_longest_body(
+    server: ServerProcess, streams: Streams, name: str, ahead: bytes
+) -> None:
+    """Also where it comes behind other requests that are still being answered."""
+    path = "/v1/chat/completions" if "message" in name else "/v1/completions"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(RAW[name])}"
+    )
+    whole = ahead + head.encode() + b"\r\n\r\n" + RAW[name]
+    beside(server, streams, lambda: send(server.port, whole))
+
+
+def send(port: int, whole: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(whole)
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert b"HTTP/1.1 400" in answer, answer[-300:]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_streams_go_on_beside_long_input(
     server: ServerProcess, streams: Streams, name: str
 ) -> None:
     path, make, status = CASES[name]
     body = json.dumps(make(), ensure_ascii=False).encode()
+    beside(server, streams, lambda: ask(server.port, path, body, status))
+
+
+def beside(server: ServerProcess, streams: Streams, during: Callable[[], object]) -> None:
+    """See that the streams go on ``during`` something."""
     tries = []
     for _ in range(TRIES):
         before = server.metrics()
-        gap_s = streams.longest_gap(lambda: ask(server.port, path, body, status))
+        gap_s = streams.longest_gap(during)
         tries.append((late_wakes(before, server.metrics()), round(gap_s, 3)))
         if tries[-1] <= (0, MAX_GAP_S) and gap_s <= MAX_GAP_S:
             return

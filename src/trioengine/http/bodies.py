@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from trioengine.errors import InvalidRequestError
-from trioengine.http.large_bodies import LARGE_BYTES, FieldError, LargeBodyDecoder
+from trioengine.http.large_bodies import LARGE_BYTES, FieldError, LargeBodyDecoder, check_names
 from trioengine.http.malformed import find_culprit
 from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
 from trioengine.http.whole_numbers import WholeNumberDecoder
@@ -56,10 +56,11 @@ class BodyDecoder(Generic[Body]):
         """
         data = data.removeprefix(_BOM)
         _check_utf8(data)
-        decode = self._large.decode if len(data) > LARGE_BYTES else self._decoder.decode
+        if large := len(data) > LARGE_BYTES:
+            check_names(data)
         try:
             try:
-                body = decode(data)
+                body = self._large.decode(data) if large else self._decoder.decode(data)
             except (FieldError, msgspec.ValidationError) as error:
                 if _FRACTION not in str(error):
                     raise

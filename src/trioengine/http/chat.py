@@ -37,7 +37,7 @@ class ChatEndpoint:
 
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
-        body = self._decoder.decode(data)
+        body = await front.decode(self._decoder, data)
         return await chat_job(front, body, _token_limit(body))
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:

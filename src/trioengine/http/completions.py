@@ -41,7 +41,7 @@ class CompletionsEndpoint:
 
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
-        body = self._decoder.decode(data)
+        body = await front.decode(self._decoder, data)
         model, info = check_model(body.model, front.model_names), front.model
         check_completion(body)
         given = await _read_prompts(front, body)

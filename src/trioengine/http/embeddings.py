@@ -101,7 +101,7 @@ def embedding_routes(front: Front) -> Blueprint:
         front.refuse_unless_ready()
         request, exchange = current_request(), Exchange.of(current_request())
         slot = request.owned.enter_context(front.client.admission.reserve())
-        body = bodies.decode(await request.read_body())
+        body = await front.decode(bodies, await request.read_body())
         model = check_model(body.model, front.model_names)
         _check(body, front.model)
         inputs = await _tokens(front, body)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from trioengine.errors import InvalidRequestError, UnavailableError
+from trioengine.http.large_bodies import LARGE_BYTES
 from trioengine.http.open_requests import OpenRequests
 from trioengine.version import __version__
 
@@ -20,12 +23,15 @@ if TYPE_CHECKING:
 
     from trioengine.client.engine_client import EngineClient
     from trioengine.config import ServerConfig
+    from trioengine.http.bodies import BodyDecoder
     from trioengine.http.offload import Offload
     from trioengine.protocol import ModelInfo
     from trioengine.text.tokenizer import Tokenizer
     from trioengine.text.vocabulary import Vocabulary
 
 __all__ = ["Front", "fingerprint"]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +51,11 @@ class Front:
     tokenizer: Callable[[], Tokenizer]
     offload: Offload
     open_requests: OpenRequests = dataclasses.field(default_factory=OpenRequests)
+
+    async def decode(self, decoder: BodyDecoder[Body], data: bytes) -> Body:
+        """Return a body, a large one decoded beside the loop. Raises ``InvalidRequestError``."""
+        size = len(data) if len(data) > LARGE_BYTES else 0
+        return await self.offload(lambda: decoder.decode(data), num_chars=size)
 
     def refuse_unless_ready(self) -> None:
         """Raise what a new request gets in the engine's present state, if that is an error.

@@ -73,14 +73,14 @@ def tokenize_routes(front: Front) -> Blueprint:
     @routes.post("/tokenize")
     async def tokenize() -> Response:
         data = await _body(front)
-        body = bodies.decode(data)
+        body = await front.decode(bodies, data)
         check_model(body.model, front.model_names)
         if (body.prompt is None) is (body.messages is NOT_SAID):
             raise InvalidRequestError(
                 "Exactly one of 'prompt' and 'messages' is required.", param="prompt"
             )
         if body.prompt is None:
-            ids = await _chat_ids(front, chats.decode(data))
+            ids = await _chat_ids(front, await front.decode(chats, data))
         else:
             ids = await _text_ids(front, body.prompt, body.add_special_tokens is not False)
         strings = await _strings(front, ids) if body.return_token_strs else None
@@ -94,7 +94,7 @@ def tokenize_routes(front: Front) -> Blueprint:
 
     @routes.post("/detokenize")
     async def detokenize() -> Response:
-        body = lists.decode(await _body(front))
+        body = await front.decode(lists, await _body(front))
         check_model(body.model, front.model_names)
         vocab_size, tokenizer = front.model.vocab_size, front.tokenizer()
 

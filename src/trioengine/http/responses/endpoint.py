@@ -31,7 +31,7 @@ class _ResponseEndpoint:
 
     async def read(self, front: Front, data: bytes) -> Job:
         """Return the job that this body asks for. Raises ``InvalidRequestError``."""
-        self._body = self._decoder.decode(data)
+        self._body = await front.decode(self._decoder, data)
         limit = TokenLimit(
             requested=self._body.max_output_tokens,
             default=None,
