@@ -11,15 +11,18 @@ namespace {
 constexpr float kFirstBound = 0.05f;  // of the likeliest token's weight; then its square, and so on
 constexpr float kLeastBound = 1e-37f;  // what is masked may weigh up to that
 constexpr double kFewTokens = 32.0;    // are sorted rather than probed
+constexpr double kAim = 1.0 / 32.0;    // of the mass in question
 
 bool ranks_before(float weight, int32_t id, float other_weight, int32_t other_id) {
   return weight > other_weight || (weight == other_weight && id < other_id);
 }
 
-// Halves the number of floats between two: for weights that is roughly the number of tokens.
-float between(float low, float high) {
-  const uint32_t a = float_to_bits(low), b = float_to_bits(high);
-  return bits_to_float(a + (b - a) / 2);
+// A weight between two, so that about `share` of the mass between them weighs more.
+float between(float low, float high, double share) {
+  const uint32_t a = float_to_bits(low), b = float_to_bits(high);  // rise as logarithms do
+  const double least = 1.0 / 64.0;
+  const double kept = std::min(std::max(share, least), 1.0 - least);
+  return bits_to_float(b - static_cast<uint32_t>(static_cast<double>(b - a) * kept));
 }
 
 }  // namespace
@@ -35,7 +38,7 @@ int32_t Nucleus::draw(const LogitsRow& row, const UnitMasses& units, const Peak&
 // Takes more and more units, the likeliest first, until they hold the nucleus.
 void Nucleus::take_until(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
                          float factor, const Goal& goal) {
-  weights_.clear();
+  weights_.resize(static_cast<std::size_t>(row.units) * kUnitColumns);
   firsts_.clear();
   probes_.assign(1, {2.0f, 0.0});  // no token weighs more than 1
   float low = kFirstBound, high = 2.0f;
@@ -53,23 +56,22 @@ void Nucleus::take(const LogitsRow& row, const UnitMasses& units, const Peak& pe
   for (int unit = 0; unit < row.units; ++unit) {
     const float top = units.top_weight(unit);
     if (!(top > low && top <= high)) continue;
-    const std::size_t size = weights_.size();
-    weights_.resize(size + kUnitColumns);
+    float* const to = weights_.data() + firsts_.size() * kUnitColumns;
     firsts_.push_back(unit * kUnitColumns);
-    kernels_.exp_unit(row.unit(unit), unit_bits(row, unit), peak.value, factor,
-                      weights_.data() + size);
+    kernels_.exp_unit(row.unit(unit), unit_bits(row, unit), peak.value, factor, to);
   }
 }
 
 Nucleus::Probe Nucleus::probe(float bound) {
-  const int count = static_cast<int>(weights_.size());
+  const int count = static_cast<int>(firsts_.size()) * kUnitColumns;
   probes_.push_back({bound, static_cast<double>(
                                 kernels_.mass_above(weights_.data(), count, bound))});
   return probes_.back();
 }
 
-// The first token in the order of likelihood with which the goal is met, but none behind `last`.
-Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
+// Probes until few tokens are left between a bound that meets the goal and one that does not. Each
+// probe aims a little past the goal, on the side that the last one has not moved.
+std::pair<Nucleus::Probe, Nucleus::Probe> Nucleus::narrow(const Goal& goal) {
   Probe low{kLeastBound, 0.0}, high = probes_.front();
   for (const Probe& each : probes_) {
     if (goal.met_by(each.above)) {
@@ -79,12 +81,23 @@ Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
     }
   }
   if (high.bound <= low.bound) high = probes_.front();  // sums that rounding has put out of order
-  while ((low.above - high.above) / static_cast<double>(low.bound) > kFewTokens) {
-    const float bound = between(low.bound, high.bound);
-    if (bound == low.bound) break;
+  double aim = kAim;
+  for (;;) {
+    const double mass = low.above - high.above;
+    if (mass <= kFewTokens * static_cast<double>(low.bound)) break;
+    const float bound = between(low.bound, high.bound, (goal.mass - high.above) / mass + aim);
+    if (bound <= low.bound || bound >= high.bound) break;
     const Probe middle = probe(bound);
-    (goal.met_by(middle.above) ? low : high) = middle;
+    const bool met = goal.met_by(middle.above);
+    (met ? low : high) = middle;
+    aim = met ? -kAim : kAim;
   }
+  return {low, high};
+}
+
+// The first token in the order of likelihood with which the goal is met, but none behind `last`.
+Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
+  const auto [low, high] = narrow(goal);
   find_between(low.bound, high.bound);
   Spot found{0.0f, 0, high.above};
   for (const Spot& spot : spots_) {
@@ -97,7 +110,7 @@ Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
 
 // Puts the tokens between two weights into their order.
 void Nucleus::find_between(float low, float high) {
-  const int count = static_cast<int>(weights_.size());
+  const int count = static_cast<int>(firsts_.size()) * kUnitColumns;
   places_.resize(weights_.size());
   const int found = kernels_.find_between(weights_.data(), count, low, high, places_.data());
   spots_.clear();

@@ -4,12 +4,13 @@
 // -------------------
 // A nucleus may be tens of thousands of tokens, which are not worth sorting to find two of them:
 // the last one, and the one that is drawn. Both are "the first in the order of likelihood with
-// which so much is reached", so both are searched for by bisection over the weight: each probe is
-// one fast pass, which sums what weighs more. The few tokens that are left between two probes are
+// which so much is reached", so both are searched for by their weight: each probe is one fast pass,
+// which sums what weighs more. The few tokens that are left between two probes are
 // sorted. Units of 64 tokens none of which weighs enough are never looked at.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "unit_masses.h"
@@ -47,12 +48,13 @@ class Nucleus {
   void take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
             float low, float high);
   Probe probe(float bound);
+  std::pair<Probe, Probe> narrow(const Goal& goal);
   Spot locate(const Goal& goal, const Spot& last);
   void find_between(float low, float high);
 
   const KernelTable& kernels_;
-  std::vector<float> weights_;   // of whole units, 0 for what is not allowed
-  std::vector<int32_t> firsts_;  // of each of those units
+  std::vector<float> weights_;   // of the units taken so far, 0 for what is not allowed
+  std::vector<int32_t> firsts_;  // token of each of those units
   std::vector<Probe> probes_;
   std::vector<int32_t> places_;
   std::vector<Spot> spots_;
