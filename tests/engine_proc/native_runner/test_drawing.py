@@ -9,7 +9,7 @@ import pytest
 
 from helpers.native_fixtures import ISAS
 from helpers.numpy_llama import TinyShape, make_batch
-from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks
+from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks, LogitBias
 from trioengine.engine_proc.uniform import uniforms
 
 if TYPE_CHECKING:
@@ -137,3 +137,34 @@ def test_what_a_row_is_told_does_not_change_what_it_draws(open_tiny: OpenTiny, i
         tokens = runner.execute(batch).tokens
         batch.sampling.logprobs_k = np.resize(np.array([-1, 0, 5], np.int32), ROWS)
         np.testing.assert_array_equal(runner.execute(batch).tokens, tokens)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_what_biases_and_bans_change_is_drawn_as_it_is_then(
+    open_tiny: OpenTiny, isa: str, top_p: float
+) -> None:
+    """The sums that the head has told are no longer true of the units that were changed."""
+    runner, _ = open_tiny(TinyShape(vocab=VOCAB), isa=isa)
+    batch = masked_batch(np.random.default_rng(1), top_p=top_p, top_k=0)
+    rows = batch.sampling
+    _, logits = runner.logits(batch)
+    changed = [70, 5, 300]
+    rows.bias = LogitBias(
+        starts=np.arange(0, 3 * ROWS + 1, 3, dtype=np.int32),
+        token_ids=np.array(changed * ROWS, np.int32),
+        values=np.array([2.5, -4.0, 1.5] * ROWS, np.float32),
+    )
+    rows.masked_token_ids = [(row, [130, 131, 300]) for row in range(0, ROWS, 2)]
+    tokens = runner.execute(batch).tokens
+    np.testing.assert_array_equal(runner.logits(batch)[0].tokens, tokens)
+    assert rows.allow is not None
+    drawn = uniforms(rows.seeds, rows.positions)
+    for row, token in enumerate(tokens.tolist()):
+        own = allowed_logits(rows.allow, row, logits[row])
+        own[changed] += np.array([2.5, -4.0, 1.5], np.float32)
+        if row % 2 == 0:
+            own[[130, 131, 300]] = -np.inf
+        if (own == -np.inf).all():
+            assert token == NO_TOKEN
+        else:
+            check_draw(token, float(drawn[row]), own, 0.7, top_p, ranked=top_p < 1)
