@@ -65,7 +65,9 @@ class Toll:
 
     @classmethod
     def of(cls, server: ServerProcess) -> Self:
-        """Begin to count with a server that is idle."""
+        """Begin to count with a server that is idle, and has what its first grammar starts."""
+        shaped = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": {}}}
+        assert server.post("/v1/completions", shaped)[0] == 200
         return cls(len(descriptors(server.process.pid)), len(descriptors(server.engine_pid)))
 
     def count(self, operation: str, status: int) -> None:
