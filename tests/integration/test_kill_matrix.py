@@ -241,6 +241,8 @@ def client_words(client: Client | None) -> str:
 def health_words(party: str, phase: str, seen: Observation) -> str:
     """Say what the last probe was told, unless it is chance whether one came in time."""
     at_once = party == "server" and phase in ("starting", "idle", "draining", "restarting")
+    if party == "engine" and phase == "starting" and seen.health == "503 `dead`":
+        return "503 `starting`"  # without a grace: few probes come between the death and the end
     return "refused" if at_once and seen.exit_s is not None else seen.health
 
 
