@@ -12,7 +12,16 @@ from helpers.sse_client import open_stream
 if TYPE_CHECKING:
     import random
 
-__all__ = ["descriptors", "leave_early", "resident_bytes", "threads", "total"]
+    from helpers.server_process import ServerProcess
+
+__all__ = [
+    "descriptors",
+    "have_compiler",
+    "leave_early",
+    "resident_bytes",
+    "threads",
+    "total",
+]
 
 
 def resident_bytes(pid: int | str = "self") -> int:
@@ -35,6 +44,12 @@ def descriptors(pid: int) -> dict[str, str]:
         except FileNotFoundError:
             continue
     return found
+
+
+def have_compiler(server: ServerProcess) -> None:
+    """See that the process which compiles grammars is there, with its pipes: it comes in time."""
+    shaped = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": {}}}
+    assert server.post("/v1/completions", shaped)[0] == 200
 
 
 def total(metrics: dict[str, float], name: str) -> float:

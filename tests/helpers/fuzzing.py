@@ -6,7 +6,7 @@ import collections
 import json
 from typing import TYPE_CHECKING, Any, Self
 
-from helpers.churn import descriptors
+from helpers.churn import descriptors, have_compiler
 from helpers.server_process import wait_until
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ class Toll:
     @classmethod
     def of(cls, server: ServerProcess) -> Self:
         """Begin to count with a server that is idle, and has what its first grammar starts."""
-        shaped = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": {}}}
-        assert server.post("/v1/completions", shaped)[0] == 200
+        have_compiler(server)
         return cls(len(descriptors(server.process.pid)), len(descriptors(server.engine_pid)))
 
     def count(self, operation: str, status: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from helpers.churn import descriptors, leave_early, total
+from helpers.churn import descriptors, have_compiler, leave_early, total
 from helpers.server_process import ServerProcess, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -48,19 +48,15 @@ async def test_500_streams_that_close_at_random_leave_nothing_behind() -> None:
         assert server.post("/v1/completions", {"prompt": "x"})[0] == 200
 
 
-def sockets(pid: int) -> dict[str, str]:
-    """Return its descriptors but for pipes: to whom compiles its grammars some come in time."""
-    return {fd: what for fd, what in descriptors(pid).items() if not what.startswith("pipe:")}
-
-
 def test_10_000_streams_at_once_are_all_exact_over_a_constant_number_of_sockets() -> None:
     """The engine stands still until all of them are there, so that they really are at once."""
     args = json.dumps({"tokens_from": "seed"})
     bounds = ("--max-queue", "10000", "--max-queue-time", "600", "--beat-timeout", "600")
     with ServerProcess("--max-num-seqs", "256", "--engine-args", args, *bounds) as server:
         server.wait_ready()
+        have_compiler(server)
         engine_pid, pid = server.engine_pid, server.process.pid
-        engine_before, before = sockets(engine_pid), len(descriptors(pid))
+        engine_before, before = descriptors(engine_pid), len(descriptors(pid))
         command = [sys.executable, str(HELPERS / "load_client.py"), str(server.port), "10000", "10"]
         environ = {**os.environ, "PYTHONPATH": str(HELPERS.parent)}
         os.kill(engine_pid, signal.SIGSTOP)
@@ -71,7 +67,7 @@ def test_10_000_streams_at_once_are_all_exact_over_a_constant_number_of_sockets(
                     timeout_s=120,
                     what="all wait in the queue",
                 )
-                assert sockets(engine_pid) == engine_before
+                assert descriptors(engine_pid) == engine_before
                 assert len(descriptors(pid)) <= before + 10_000 + OTHER_DESCRIPTORS
                 os.kill(engine_pid, signal.SIGCONT)
                 output, _ = client.communicate(timeout=240)
@@ -79,4 +75,4 @@ def test_10_000_streams_at_once_are_all_exact_over_a_constant_number_of_sockets(
                 client.kill()
         assert json.loads(output) == {"outcomes": {"exact": 10_000}, "num_texts": 1}
         wait_until(lambda: len(descriptors(pid)) <= before, what="descriptors are at baseline")
-        assert sockets(engine_pid) == engine_before
+        assert descriptors(engine_pid) == engine_before

@@ -128,12 +128,14 @@ class Observation:
 
     Attributes:
         health: The last status that says something.
+        before: What a probe was told before anything was done.
         health_s: When it was asked for first.
         exit_s: When the server had ended.
         engine_s: When the engine had.
     """
 
     def __init__(self, server: ServerProcess, port: int, engine_pid: int, look_s: float) -> None:
+        self.before = look_at_health(port)
         self.began_s = time.monotonic()
         self._look_s = look_s
         self.health = "refused"
@@ -242,7 +244,7 @@ def health_words(party: str, phase: str, seen: Observation) -> str:
     """Say what the last probe was told, unless it is chance whether one came in time."""
     at_once = party == "server" and phase in ("starting", "idle", "draining", "restarting")
     if party == "engine" and phase == "starting" and seen.health == "503 `dead`":
-        return "503 `starting`"  # without a grace: few probes come between the death and the end
+        return seen.before  # without a grace it is chance whether a probe sees the death
     return "refused" if at_once and seen.exit_s is not None else seen.health
 
 
@@ -296,7 +298,7 @@ def check_news(client: Client | None, row: Row, seen: Observation) -> None:
     if client is not None and "engine_dead" in row.client:
         told_s = client.told_s - seen.began_s
         assert told_s < seen.engine_s + NEWS_S + SLACK_S, f"{row}: the client after {told_s:.2f} s"
-    if row.health == "503 `dead`":
+    if seen.health == "503 `dead`":
         late_s = seen.health_s - seen.engine_s
         assert late_s < NEWS_S + SLACK_S, f"{row}: /health {late_s:.2f} s after the death"
 
