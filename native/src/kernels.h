@@ -41,7 +41,7 @@ static inline size_t gemm_scratch_floats(int panels, int quant_inputs) {
   const size_t tiles = 2 * static_cast<size_t>(kMaxRowTile) * count * kLanes;
   if (quant_inputs == 0) return tiles;
   const size_t groups = static_cast<size_t>(quant_inputs / kGroup);
-  const size_t sums = 6 * kLanes * kLanes;
+  const size_t sums = 4 * kLanes * kLanes;
   return tiles + sums + (count * groups + 1) * kUnpackedFloats;
 }
 

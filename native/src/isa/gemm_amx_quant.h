@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kFewQuantRows = 5;  // up to so many, unpacking the weights does not pay (measured)
 constexpr int kDotFloats = kLanes * kLanes;  // of one tile of sums
-constexpr int kDotTiles = 6;                 // groups whose sums are made at once
+constexpr int kPairsHeld = 2;                // pairs of groups whose sums are in memory
 
 // A group of one panel: 8 rows of 64 signed bytes (4 inputs of each column), scales, minima.
 constexpr size_t kUnpackedGroup = kUnpackedFloats * sizeof(float);
@@ -78,44 +78,64 @@ TRIO_INLINE void add_group(Vf (&acc)[kLanes], const int32_t* dots, const uint8_t
   }
 }
 
-// Makes the integer sums of two groups.
-TRIO_INLINE void sum_pair(const uint8_t* at, const int8_t* x, long stride, int32_t* dots) {
-  _tile_zero(0);
-  _tile_loadd(4, x, stride);
-  _tile_loadd(6, at, 64);
-  _tile_dpbssd(0, 4, 6);
-  _tile_zero(1);
-  _tile_loadd(5, x + kGroup, stride);
-  _tile_loadd(7, at + kUnpackedGroup, 64);
-  _tile_dpbssd(1, 5, 7);
-  _tile_stored(0, dots, 64);
-  _tile_stored(1, dots + kDotFloats, 64);
-}
+// Makes the integer sums of pairs of groups, one pair a step: all groups of a panel, all panels, all
+// tiles of 16 rows. Of an odd number of groups the last one's partner is what lies behind it.
+struct PairSums {
+  const uint8_t* unpacked;
+  const int8_t* x;
+  int groups, panels, tiles;
+  size_t width;
+  int32_t* dots;  // kPairsHeld pairs, filled in turn
+  int group = 0, panel = 0, made = 0;
 
-// 16 rows times one unpacked panel. The sums of some groups are made, then added: while tiles are in
-// use, one port fewer multiplies vectors.
+  int32_t* pair(int number) const { return dots + number % kPairsHeld * 2 * kDotFloats; }
+
+  inline __attribute__((always_inline)) void step() {
+    if (tiles == 0) return;
+    const uint8_t* at = unpacked + static_cast<size_t>(panel * groups + group) * kUnpackedGroup;
+    const int8_t* rows = x + group * kGroup;
+    const long stride = static_cast<long>(width);
+    int32_t* const to = pair(made++);
+    _tile_zero(0);
+    _tile_loadd(4, rows, stride);
+    _tile_loadd(6, at, 64);
+    _tile_dpbssd(0, 4, 6);
+    _tile_zero(1);
+    _tile_loadd(5, rows + kGroup, stride);
+    _tile_loadd(7, at + kUnpackedGroup, 64);
+    _tile_dpbssd(1, 5, 7);
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + kDotFloats, 64);
+    advance();
+  }
+
+  inline __attribute__((always_inline)) void advance() {
+    if ((group += 2) < groups) return;
+    group = 0;
+    if (++panel < panels) return;
+    panel = 0;
+    x += kLanes * width;
+    --tiles;
+  }
+};
+
+// 16 rows times one unpacked panel. The sums of the next pair are made before those of pair *pair are
+// added: what a tile has stored takes a while to arrive where vectors load it.
 template <bool kMinima>
-TRIO_INLINE void multiply_quant_16(const uint8_t* unpacked, int groups, const int8_t* x,
-                                   const ActScale* scales, size_t width, int32_t* dots, float* out,
-                                   size_t out_width, Fetcher* fetcher) {
-  const long stride = static_cast<long>(width);
-  const size_t scale_stride = width / kGroup;
+TRIO_INLINE void multiply_quant_16(const uint8_t* unpacked, const ActScale* scales, float* out,
+                                   size_t out_width, int* pair, PairSums* sums, Fetcher* fetcher) {
+  const int groups = sums->groups;
+  const size_t scale_stride = sums->width / kGroup;
   Vf acc[kLanes];
   for (int r = 0; r < kLanes; ++r) acc[r] = vset(0.0f);
-  for (int begin = 0; begin < groups; begin += kDotTiles) {
-    const int end = begin + kDotTiles < groups ? begin + kDotTiles : groups;
-    const uint8_t* const first = unpacked + static_cast<size_t>(begin) * kUnpackedGroup;
-    // Of an odd number of groups the last one's partner is what lies behind it, and not added.
-    for (int g = 0; g < end - begin; g += 2) {
-      sum_pair(first + static_cast<size_t>(g) * kUnpackedGroup, x + (begin + g) * kGroup, stride,
-               dots + g * kDotFloats);
-      fetcher->step();
-    }
-    for (int g = 0; g < end - begin; ++g) {
-      add_group<kMinima>(acc, dots + g * kDotFloats,
-                         first + static_cast<size_t>(g) * kUnpackedGroup, scales + begin + g,
-                         scale_stride);
-    }
+  for (int g = 0; g < groups; g += 2, unpacked += 2 * kUnpackedGroup) {
+    sums->step();
+    fetcher->step();
+    const int32_t* dots = sums->pair((*pair)++);
+    add_group<kMinima>(acc, dots, unpacked, scales + g, scale_stride);
+    if (g + 1 == groups) break;
+    add_group<kMinima>(acc, dots + kDotFloats, unpacked + kUnpackedGroup, scales + g + 1,
+                       scale_stride);
   }
   for (int r = 0; r < kLanes; ++r) vstore(out + static_cast<size_t>(r) * out_width, acc[r]);
 }
@@ -129,19 +149,25 @@ void quant_tiles_unit(const GemmUnit& u, const Epilogue& epilogue) {
   const size_t out_width = static_cast<size_t>(u.panels) * kLanes;
   const size_t panel_bytes = static_cast<size_t>(groups) * kUnpackedGroup;
   int32_t* const dots = reinterpret_cast<int32_t*>(u.scratch + kMaxRowTile * out_width);
-  uint8_t* const unpacked = reinterpret_cast<uint8_t*>(dots + kDotTiles * kDotFloats);
+  uint8_t* const unpacked = reinterpret_cast<uint8_t*>(dots + kPairsHeld * 2 * kDotFloats);
   for (int p = 0; p < u.panels; ++p) {
     unpack_panel<F>(w, u.panel0 + p, unpacked + static_cast<size_t>(p) * panel_bytes);
   }
   configure_quant_tiles();
-  Fetcher fetcher(u.ahead, ceil_div(u.rows, kLanes) * u.panels * ceil_div(groups, 2));
+  const int tiles = ceil_div(u.rows, kLanes);
+  Fetcher fetcher(u.ahead, tiles * u.panels * ceil_div(groups, 2));
+  const int8_t* const x = u.input->quant + static_cast<size_t>(u.row0) * width;
+  PairSums sums{unpacked, x, groups, u.panels, tiles, width, dots};
+  int pair = 0;
+  settle_memory();
+  sums.step();
   for (int done = 0; done < u.rows; done += kLanes) {
     const size_t row = static_cast<size_t>(u.row0 + done);
     settle_memory();
     for (int p = 0; p < u.panels; ++p) {
       multiply_quant_16<F == Format::kQ4Min>(
-          unpacked + static_cast<size_t>(p) * panel_bytes, groups, u.input->quant + row * width,
-          u.input->scales + row * width / kGroup, width, dots, u.scratch + p * kLanes, out_width,
+          unpacked + static_cast<size_t>(p) * panel_bytes,
+          u.input->scales + row * width / kGroup, u.scratch + p * kLanes, out_width, &pair, &sums,
           &fetcher);
     }
     const int rows = u.rows - done < kLanes ? u.rows - done : kLanes;
