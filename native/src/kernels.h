@@ -104,8 +104,8 @@ constexpr int kMaxHeadDim = 512;
 constexpr int kAttentionChunk = 128;  // tokens per softmax chunk, counted from position 0
 
 static inline size_t attention_scratch_bytes(int head_dim) {
-  // queries and P at up to 4 bytes, scores, the chunk's product and the running sum as float
-  const size_t per_row = static_cast<size_t>(head_dim) * 3 + kAttentionChunk * 2;
+  // queries and two P at up to 4 bytes, scores, the chunk's product and the running sum as float
+  const size_t per_row = static_cast<size_t>(head_dim) * 3 + kAttentionChunk * 3;
   return (per_row * kAttentionRows + 256) * sizeof(float);
 }
 

@@ -11,6 +11,8 @@
 // Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867, merged chunk by chunk.
 #pragma once
 
+#include <utility>
+
 #ifdef TRIO_AMX
 #include "attention_amx.h"
 #else
@@ -114,49 +116,94 @@ TRIO_INLINE TileList tiles_after(const AttentionTask& task, const Stretch& stret
   return tiles_of(task, next, next.begin / kAttentionChunk);
 }
 
-TRIO_INLINE void soften_chunk(const ChunkWork& work, const TileList& tiles, int first,
-                              float factor, RowStates* rows) {
-  const AttentionScratch& s = work.scratch;
-  for (int r = 0; r < work.rows; ++r) {
-    const int low = rows->begin[r] - first, high = rows->end[r] - first;
+// Turns the scores of a chunk into weights, a few rows at a time. They become the other weights:
+// the products of the chunk before still need theirs.
+class Softening {
+ public:
+  Softening(const ChunkWork& work, float factor, RowStates* rows)
+      : work_(work), factor_(factor), rows_(rows), row_(work.rows) {}
+
+  void start(const TileList& tiles, int chunk) {
+    row_ = 0;
+    tiles_ = tiles.count;
+    first_ = chunk * kAttentionChunk;
+  }
+
+  inline __attribute__((always_inline)) void steps(int count) {
+    const int stop = row_ + count < work_.rows ? row_ + count : work_.rows;
+    for (; row_ < stop; ++row_) soften(row_);
+  }
+
+  void finish() { steps(work_.rows); }
+
+ private:
+  inline __attribute__((always_inline)) void soften(int row) const {
+    const AttentionScratch& s = work_.scratch;
+    const int low = rows_->begin[row] - first_, high = rows_->end[row] - first_;
     const auto soften =
         low <= 0 && high >= kAttentionChunk ? soften_row<false> : soften_row<true>;
-    soften(s.scores + r * kAttentionChunk, s.weights + r * kAttentionChunk, low, high,
-           tiles.count, factor, rows->chunk_maximum + r, rows->chunk_total + r);
+    soften(s.scores + row * kAttentionChunk, s.other_weights + row * kAttentionChunk, low, high,
+           tiles_, factor_, rows_->chunk_maximum + row, rows_->chunk_total + row);
   }
-}
 
-TRIO_INLINE void merge_chunk(const ChunkWork& work, RowStates* rows) {
-  const int dim = work.head_dim;
-  merge_states(rows, work.rows);
-  for (int r = 0; r < work.rows; ++r) {
-    merge_row(rows->keep[r], rows->take[r], work.scratch.product + r * dim,
-              work.scratch.sum + r * dim, dim);
+  const ChunkWork& work_;
+  const float factor_;
+  RowStates* const rows_;
+  int row_, tiles_ = 0, first_ = 0;
+};
+
+// Adds the product of a chunk to the sums, a few rows at a time.
+class Merging {
+ public:
+  Merging(const ChunkWork& work, const RowStates& rows)
+      : work_(work), rows_(rows), row_(work.rows) {}
+
+  void start() { row_ = 0; }
+
+  inline __attribute__((always_inline)) void steps(int count) {
+    const int dim = work_.head_dim;
+    const int stop = row_ + count < work_.rows ? row_ + count : work_.rows;
+    for (; row_ < stop; ++row_) {
+      merge_row(rows_.keep[row_], rows_.take[row_], work_.scratch.product + row_ * dim,
+                work_.scratch.sum + row_ * dim, dim);
+    }
   }
-}
 
-// All chunks of a stretch. The scores of a chunk are computed before the values of the one before it
-// are weighed: what is stored for a matrix product then has time to arrive in the cache, from which
-// alone tiles are loaded.
-void attend_chunks(const ChunkWork& work, const AttentionTask& task, const Stretch& stretch,
+  void finish() { steps(work_.rows); }
+
+ private:
+  const ChunkWork& work_;
+  const RowStates& rows_;
+  int row_;
+};
+
+// All chunks of a stretch. Matrix products and what is done row by row go on at the same time, each
+// on its own units: the scores of the next chunk are computed while the product of the last one is
+// added to the sums, and become weights while the values of this one are weighed. What is stored for
+// a matrix product thus also has time to arrive in the cache, from which alone tiles are loaded.
+void attend_chunks(ChunkWork work, const AttentionTask& task, const Stretch& stretch,
                    const Stretch& after, RowStates* rows) {
-  const float factor = task.scale * kLog2E;
   int chunk = stretch.begin / kAttentionChunk;
   TileList tiles = tiles_of(task, stretch, chunk);
-  TileList next = tiles_after(task, stretch, after, chunk);
-  score_chunk(work, tiles);
-  soften_chunk(work, tiles, chunk * kAttentionChunk, factor, rows);
-  for (; (chunk + 1) * kAttentionChunk < stretch.end; ++chunk) {
-    score_chunk(work, next);
-    const TileList ahead = tiles_after(task, stretch, after, chunk + 1);
-    weigh_chunk(work, tiles, ahead);
-    merge_chunk(work, rows);
-    soften_chunk(work, next, (chunk + 1) * kAttentionChunk, factor, rows);
+  Softening softening(work, task.scale * kLog2E, rows);
+  Merging merging(work, *rows);
+  score_chunk(work, tiles, &merging);
+  softening.start(tiles, chunk);
+  softening.finish();
+  for (bool last = false; !last; ++chunk) {
+    const TileList next = tiles_after(task, stretch, after, chunk);
+    last = (chunk + 1) * kAttentionChunk >= stretch.end;
+    std::swap(work.scratch.weights, work.scratch.other_weights);
+    if (!last) score_chunk(work, next, &merging);
+    merging.finish();
+    merge_states(rows, work.rows);
+    if (!last) softening.start(next, chunk + 1);
+    weigh_chunk(work, tiles, last ? next : tiles_after(task, stretch, after, chunk + 1), &softening);
+    softening.finish();
+    merging.start();
     tiles = next;
-    next = ahead;
   }
-  weigh_chunk(work, tiles, next);
-  merge_chunk(work, rows);
+  merging.finish();
 }
 
 TRIO_INLINE void load_query(const AttentionTask& task, const AttentionScratch& s, int row,

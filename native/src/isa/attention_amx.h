@@ -104,7 +104,8 @@ TRIO_INLINE void weigh_tiles_amx(const ChunkWork& work, const TileList& tiles) {
 
 // 17 to 32 rows, for prefills: every tile of keys and values serves two tiles of rows. Tiles 0..3
 // accumulate (upper rows times two tiles, lower rows times two), 4 and 5 are the rows, 6 and 7 keys.
-TRIO_INLINE void score_two_halves(const ChunkWork& work, const TileList& tiles) {
+template <class Beside>
+TRIO_INLINE void score_two_halves(const ChunkWork& work, const TileList& tiles, Beside* beside) {
   const int dim = work.head_dim;
   const long stride = dim * 2;
   const uint8_t lower = static_cast<uint8_t>(work.rows - kHalfRows);
@@ -126,6 +127,7 @@ TRIO_INLINE void score_two_halves(const ChunkWork& work, const TileList& tiles) 
       _tile_loadd(5, work.scratch.queries + kHalfRows * dim + d, stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      beside->steps(4);
     }
     float* out = work.scratch.scores + t * kLanes;
     float* below = out + kHalfRows * kAttentionChunk;
@@ -136,7 +138,8 @@ TRIO_INLINE void score_two_halves(const ChunkWork& work, const TileList& tiles) 
   }
 }
 
-TRIO_INLINE void weigh_two_halves(const ChunkWork& work, const TileList& tiles) {
+template <class Beside>
+TRIO_INLINE void weigh_two_halves(const ChunkWork& work, const TileList& tiles, Beside* beside) {
   const int dim = work.head_dim;
   const long stride = dim * 4;
   const AttentionScratch& s = work.scratch;
@@ -157,6 +160,7 @@ TRIO_INLINE void weigh_two_halves(const ChunkWork& work, const TileList& tiles) 
       _tile_loadd(5, s.weights + kHalfRows * kAttentionChunk + t * kLanes, kAttentionChunk * 2);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      beside->steps(2);
     }
     float* out = s.product + column;
     _tile_stored(0, out, stride);
@@ -172,24 +176,27 @@ TRIO_INLINE void fetch_half(const uint16_t* half, int head_dim) {
   for (int i = 0; i < head_dim * kLanes; i += 32) __builtin_prefetch(half + i, 0, 2);
 }
 
-TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles) {
+// `beside` is work for the vector units, which tiles leave idle.
+template <class Beside>
+TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles, Beside* beside) {
   if (work.stream) {
     for (int t = 0; t < tiles.count; ++t) {
       fetch_half(tiles.at[t] + kLanes * work.head_dim, work.head_dim);
     }
   }
   settle_memory();
-  if (work.rows > kHalfRows) return score_two_halves(work, tiles);
+  if (work.rows > kHalfRows) return score_two_halves(work, tiles, beside);
   score_tiles_amx(work, tiles);
 }
 
-TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles,
-                             const TileList& ahead) {
+template <class Beside>
+TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles, const TileList& ahead,
+                             Beside* beside) {
   if (work.stream) {
     for (int t = 0; t < ahead.count; ++t) fetch_half(ahead.at[t], work.head_dim);
   }
   settle_memory();
-  if (work.rows > kHalfRows) return weigh_two_halves(work, tiles);
+  if (work.rows > kHalfRows) return weigh_two_halves(work, tiles, beside);
   weigh_tiles_amx(work, tiles);
 }
 

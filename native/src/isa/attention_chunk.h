@@ -13,6 +13,7 @@ struct AttentionScratch {
   Plain* queries;  // [rows][head_dim]
   float* scores;   // [rows][kAttentionChunk]
   Plain* weights;  // [rows][kAttentionChunk]
+  Plain* other_weights;  // of the next chunk, made while these are used
   float* product;  // [rows][head_dim]
   float* sum;      // [rows][head_dim]
 };
@@ -27,6 +28,7 @@ TRIO_INLINE AttentionScratch carve_scratch(void* memory, int head_dim) {
   s.scores = at + 2 * dim;
   s.queries = reinterpret_cast<Plain*>(at + 2 * dim + chunk);
   s.weights = reinterpret_cast<Plain*>(at + 3 * dim + chunk);
+  s.other_weights = reinterpret_cast<Plain*>(at + 3 * dim + 2 * chunk);
   return s;
 }
 

@@ -104,11 +104,13 @@ void weigh(const ChunkWork& work, const TileList& tiles, const TileList& ahead) 
 
 constexpr int kRowsAtOnce = kAttentionTile;
 TRIO_INLINE void begin_rows(int) {}
-TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles) {
+template <class Beside>
+TRIO_INLINE void score_chunk(const ChunkWork& work, const TileList& tiles, Beside*) {
   score<kAttentionTile>(work, tiles);
 }
-TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles,
-                             const TileList& ahead) {
+template <class Beside>
+TRIO_INLINE void weigh_chunk(const ChunkWork& work, const TileList& tiles, const TileList& ahead,
+                             Beside*) {
   weigh<kAttentionTile>(work, tiles, ahead);
 }
 
