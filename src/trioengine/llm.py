@@ -23,12 +23,13 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.from_thread
 import msgspec
 import trio
 
+from trioengine.closing import ClosedOnExit
 from trioengine.errors import InvalidRequestError, TrioEngineError
 from trioengine.http.convert import fan_out
 from trioengine.http.prompts import context_length_exceeded
@@ -41,7 +42,6 @@ from trioengine.supervisor import Server, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
 
     from anyio.from_thread import BlockingPortal
 
@@ -95,7 +95,7 @@ class Generation:
         return self.completions[0].finish_reason
 
 
-class LLM:
+class LLM(ClosedOnExit):
     """A model, loaded in an engine process that lives as long as this object. A context manager."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
@@ -194,17 +194,6 @@ class LLM:
     def close(self) -> None:
         """Abort what runs and end the engine. Idempotent."""
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # In between -----------------------------------------------------------------------------
 

@@ -97,3 +97,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Read and written together."""
+        return self.prompt_tokens + self.completion_tokens

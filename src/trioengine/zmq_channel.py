@@ -28,17 +28,16 @@ import select
 import stat
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import trio
 import zmq
 
+from trioengine.closing import ClosedOnExit
 from trioengine.errors import ConfigError, PeerGoneError, ProtocolError
 from trioengine.protocol import PROTOCOL_VERSION, FrameEncoder, Hello, engine_frames
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trioengine.protocol import ClientMessage, EngineMessage
 
 __all__ = ["BURST", "MAX_PATH_BYTES", "ZmqTransport"]
@@ -49,7 +48,7 @@ _MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _MONITOR_FRAME: Final = struct.Struct("=Hi")  # event, descriptor of the connection
 
 
-class ZmqTransport:
+class ZmqTransport(ClosedOnExit):
     """Fulfils ``Transport`` for one incarnation. A context manager; must be used in a Trio run."""
 
     def __init__(self, *, commands_address: str, outputs_address: str, token: str) -> None:
@@ -89,17 +88,6 @@ class ZmqTransport:
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"cannot bind a socket in the runtime directory: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Out ------------------------------------------------------------------------------------
 

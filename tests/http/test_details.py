@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trioengine.client.engine_client import SequenceRequest
+from trioengine.http.chunks import ChatReplies, CompletionReplies
 from trioengine.http.convert import Job
 from trioengine.http.detailed import collection_of, narration_of
 from trioengine.http.details import Details, Prompt, Thinking
 from trioengine.http.narrate import Collection, Deltas, Narration
-from trioengine.http.replies import ChatReplies, CompletionReplies, Replies, ReplyHead
+from trioengine.http.replies import Replies, ReplyHead
 from trioengine.outputs import FinishReason, RequestOutput, TokenLogprob, Usage
 from trioengine.sampling_params import SamplingParams
 from trioengine.text.vocabulary import Vocabulary

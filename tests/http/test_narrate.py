@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from trioengine.client.engine_client import SequenceRequest
 from trioengine.errors import InternalError
+from trioengine.http.chunks import ChatReplies, CompletionReplies
 from trioengine.http.convert import Job
 from trioengine.http.narrate import Collection, Deltas, Narration
-from trioengine.http.replies import ChatReplies, CompletionReplies, Replies, ReplyHead
+from trioengine.http.replies import Replies, ReplyHead
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.sampling_params import SamplingParams
 

@@ -7,19 +7,19 @@ unless ``--max-num-seqs`` says otherwise: the engine sees the same batches as it
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trioengine.bench.prompts import make_prompts
 from trioengine.bench.summary import RunSummary
 from trioengine.bench.workloads import WARM_UP_REP
+from trioengine.closing import ClosedOnExit
 from trioengine.llm import LLM
 from trioengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from trioengine.bench.prompts import SizingTokenizer
     from trioengine.bench.workloads import Workload
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["OfflineBench"]
 
 
-class OfflineBench:
+class OfflineBench(ClosedOnExit):
     """One model, loaded for one workload. A context manager."""
 
     def __init__(
@@ -83,13 +83,6 @@ class OfflineBench:
             req_s=len(results) / wall_s,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the engine. Idempotent."""
         self._llm.close()

@@ -10,14 +10,11 @@ do.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import trio
 
 from trioengine.errors import InvalidRequestError, OverloadedError, ProtocolError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["Admission", "Slot"]
 
@@ -122,10 +119,5 @@ class Slot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()

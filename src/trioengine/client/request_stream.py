@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import trio
 
 from trioengine.client.sequence import Sequence, SequenceState
+from trioengine.closing import ClosedOnExit
 from trioengine.errors import (
     CancelledByUserError,
     DeadlineExceededError,
@@ -31,8 +32,6 @@ from trioengine.errors import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trioengine.client.sequence import SequenceRequest
     from trioengine.client.timers import Timer
     from trioengine.metrics import AbortReason
@@ -53,7 +52,7 @@ class StreamOwner(Protocol):
         """Take note that everything has been handed out."""
 
 
-class RequestStream:
+class RequestStream(ClosedOnExit):
     """What the engine says about one HTTP request. Use as a synchronous context manager.
 
     Made by ``EngineClient.open_stream``. One task may wait on it at a time.
@@ -186,17 +185,6 @@ class RequestStream:
         if not self._closed:
             self._closed = True
             self._owner.close_stream(self, reason)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # The reader, through the stream table ---------------------------------------------------
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from trioengine.closing import ClosedOnExit
 from trioengine.errors import ProtocolError
 from trioengine.protocol import PROTOCOL_VERSION, FrameEncoder, Hello, client_frames
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trioengine.protocol import ClientMessage, EngineMessage
 
 __all__ = ["LAST_WORDS_LINGER_MS", "EngineChannel"]
@@ -26,7 +25,7 @@ __all__ = ["LAST_WORDS_LINGER_MS", "EngineChannel"]
 LAST_WORDS_LINGER_MS: Final = 1000
 
 
-class EngineChannel:
+class EngineChannel(ClosedOnExit):
     """Owns its zmq context and sockets; a context manager."""
 
     def __init__(self, *, commands_address: str, outputs_address: str) -> None:
@@ -52,17 +51,6 @@ class EngineChannel:
         socket.linger = 0
         socket.connect(address)
         return socket
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def greet(self, token: str) -> None:
         """Say Hello and wait for the server's.

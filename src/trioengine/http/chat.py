@@ -11,10 +11,11 @@ from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
 from trioengine.http.chat_prompt import read_chat
 from trioengine.http.checks import TokenLimit, check_chat, check_model, checked_params
+from trioengine.http.chunks import ChatReplies
 from trioengine.http.convert import make_job, truncator
 from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
-from trioengine.http.replies import ChatReplies, chat_head
+from trioengine.http.replies import new_head
 from trioengine.http.schemas import ChatCompletionRequest
 from trioengine.http.tools.formats import NEEDS_SPECIAL_TOKENS
 from trioengine.structured import StructuredOutput
@@ -42,7 +43,7 @@ class ChatEndpoint:
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
-        head = chat_head(job.model, system_fingerprint)
+        head = new_head("chatcmpl-", job.model, system_fingerprint)
         return ChatReplies(head, include_usage=job.include_usage)
 
 

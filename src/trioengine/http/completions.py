@@ -12,11 +12,12 @@ from quart import Blueprint, Response
 from trioengine.errors import InvalidRequestError
 from trioengine.http.bodies import BodyDecoder
 from trioengine.http.checks import TokenLimit, check_completion, check_model, checked_params
+from trioengine.http.chunks import CompletionReplies
 from trioengine.http.convert import DEFAULT_MAX_TOKENS, bad_word_ids, make_job, truncator
 from trioengine.http.details import Details, Prompt
 from trioengine.http.generate import generate
 from trioengine.http.prompts import MAX_IDS, check_text_length, read_prompts
-from trioengine.http.replies import CompletionReplies, completion_head
+from trioengine.http.replies import new_head
 from trioengine.http.schemas import CompletionRequest
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class CompletionsEndpoint:
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
-        head = completion_head(job.model, system_fingerprint)
+        head = new_head("cmpl-", job.model, system_fingerprint)
         return CompletionReplies(head, include_usage=job.include_usage)
 
 

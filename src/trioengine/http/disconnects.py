@@ -15,18 +15,19 @@ not followed by a FIN is seen by the reader alone.
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
+from trioengine.closing import ClosedOnExit
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["DisconnectWatcher"]
 
 
-class DisconnectWatcher:
+class DisconnectWatcher(ClosedOnExit):
     """An epoll set of sockets and whom to tell when their peer has gone.
 
     A context manager: it must outlive the connections that use it, and its task.
@@ -36,15 +37,8 @@ class DisconnectWatcher:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Watch nothing any more."""
         self._epoll.close()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:

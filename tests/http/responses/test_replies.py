@@ -8,8 +8,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from trioengine.http.details import Piece
-from trioengine.http.replies import Choice
-from trioengine.http.responses.replies import ResponseReplies, response_head
+from trioengine.http.replies import Choice, new_head
+from trioengine.http.responses.replies import ResponseReplies
 from trioengine.http.responses.request import ResponseRequest
 from trioengine.http.tools.reader import MadeCall
 from trioengine.outputs import FinishReason, Usage
@@ -20,7 +20,7 @@ USAGE = Usage(7, 5, 3)
 
 
 def new_replies() -> ResponseReplies:
-    return ResponseReplies(response_head("m", "fp"), ResponseRequest(input="a"))
+    return ResponseReplies(new_head("resp_", "m", "fp"), ResponseRequest(input="a"))
 
 
 def events_of(data: bytes) -> list[Any]:

@@ -11,7 +11,8 @@ from trioengine.http.bodies import BodyDecoder
 from trioengine.http.chat import chat_job
 from trioengine.http.checks import TokenLimit
 from trioengine.http.generate import generate
-from trioengine.http.responses.replies import ResponseReplies, response_head
+from trioengine.http.replies import new_head
+from trioengine.http.responses.replies import ResponseReplies
 from trioengine.http.responses.request import ResponseRequest, as_chat, text_shape
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class _ResponseEndpoint:
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
         """Return the way to write the answer to ``job``."""
-        return ResponseReplies(response_head(job.model, system_fingerprint), self._body)
+        return ResponseReplies(new_head("resp_", job.model, system_fingerprint), self._body)
 
 
 def response_routes(front: Front) -> Blueprint:

@@ -6,14 +6,11 @@ done before the next one begins; the last event carries the whole.
 
 from __future__ import annotations
 
-import dataclasses
-import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from trioengine.http.replies import ReplyHead
+from trioengine.http.responses.items import MESSAGE, REASONING, Item, OpenItem, call_item
 from trioengine.http.sse import END
 from trioengine.outputs import FinishReason
 
@@ -22,20 +19,15 @@ if TYPE_CHECKING:
 
     from trioengine.errors import TrioEngineError
     from trioengine.http.details import Piece, Reason
-    from trioengine.http.replies import Choice
+    from trioengine.http.replies import Choice, ReplyHead
+    from trioengine.http.responses.items import ItemKind
     from trioengine.http.responses.request import ResponseRequest
     from trioengine.http.tools.reader import MadeCall
     from trioengine.outputs import Usage
 
-__all__ = ["ResponseReplies", "response_head"]
+__all__ = ["ResponseReplies"]
 
-Item = dict[str, Any]
 _encode: Final = msgspec.json.Encoder().encode
-
-
-def response_head(model: str, fingerprint: str) -> ReplyHead:
-    """Return the head of a response that begins now."""
-    return ReplyHead(f"resp_{uuid.uuid4().hex}", int(time.time()), model, fingerprint)
 
 
 class ResponseReplies:
@@ -48,7 +40,7 @@ class ResponseReplies:
         self._body = body
         self._number = 0
         self._output: list[Item] = []
-        self._open: _OpenItem | None = None
+        self._open: OpenItem | None = None
         self._reason: Reason = FinishReason.STOP
 
     # Events ---------------------------------------------------------------------------------
@@ -60,13 +52,13 @@ class ResponseReplies:
         )
 
     def text(self, index: int, text: str) -> bytes:
-        begun = self._begin(_MESSAGE)
+        begun = self._begin(MESSAGE)
         return begun + self._more(text)
 
     def piece(self, index: int, piece: Piece) -> bytes:
         events = b""
         if piece.reasoning:
-            events += self._begin(_REASONING) + self._more(piece.reasoning)
+            events += self._begin(REASONING) + self._more(piece.reasoning)
         if piece.text:
             events += self.text(index, piece.text)
         return events + b"".join(self._call(call) for call in piece.calls)
@@ -100,37 +92,35 @@ class ResponseReplies:
             },
         )
 
-    def _begin(self, kind: _ItemKind) -> bytes:
+    def _begin(self, kind: ItemKind) -> bytes:
         """Open an item of this kind, if it is not open already."""
         if self._open is not None and self._open.kind is kind:
             return b""
         ended = self._end("completed")
-        self._open = _OpenItem(kind, kind.new_item("in_progress", ""))
-        added = self._event(
-            "response.output_item.added",
-            {"output_index": len(self._output), "item": self._open.item | {"content": []}},
-        )
-        part = self._open.item["content"][0]
-        return ended + added + self._event(kind.part_added, self._place() | {"part": part})
+        self._open = OpenItem(kind, kind.new_item("in_progress", ""))
+        added = self._item_added(self._open.item | {"content": []})
+        part = self._place() | {"part": self._open.item["content"][0]}
+        return ended + added + self._event("response.content_part.added", part)
 
     def _more(self, text: str) -> bytes:
         if self._open is None:
             return b""
         self._open.texts.append(text)
-        extra: Item = {"logprobs": []} if self._open.kind is _MESSAGE else {}
-        return self._event(self._open.kind.delta, self._place() | {"delta": text} | extra)
+        kind = self._open.kind
+        return self._event(kind.delta, {**self._place(), "delta": text, **kind.with_text})
 
     def _end(self, status: str) -> bytes:
         """Close the item that is open, if one is."""
         opened = self._open
         if opened is None:
             return b""
-        text = "".join(opened.texts)
-        extra: Item = {"logprobs": []} if opened.kind is _MESSAGE else {}
-        item = opened.kind.new_item(status, text) | {"id": opened.item["id"]}
+        kind, text = opened.kind, "".join(opened.texts)
+        item = kind.new_item(status, text) | {"id": opened.item["id"]}
         events = (
-            self._event(opened.kind.text_done, self._place() | {"text": text} | extra)
-            + self._event(opened.kind.part_done, self._place() | {"part": item["content"][0]})
+            self._event(kind.text_done, {**self._place(), "text": text, **kind.with_text})
+            + self._event(
+                "response.content_part.done", self._place() | {"part": item["content"][0]}
+            )
             + self._item_done(item)
         )
         self._open = None
@@ -138,15 +128,12 @@ class ResponseReplies:
 
     def _call(self, call: MadeCall) -> bytes:
         ended = self._end("completed")
-        item = _call_item(call)
+        item = call_item(call)
         place = {"item_id": item["id"], "output_index": len(self._output)}
         empty = item | {"arguments": "", "status": "in_progress"}
         return (
             ended
-            + self._event(
-                "response.output_item.added",
-                {"output_index": place["output_index"], "item": empty},
-            )
+            + self._item_added(empty)
             + self._event(
                 "response.function_call_arguments.delta", place | {"delta": call.arguments}
             )
@@ -156,6 +143,10 @@ class ResponseReplies:
             )
             + self._item_done(item)
         )
+
+    def _item_added(self, item: Item) -> bytes:
+        place = {"output_index": len(self._output), "item": item}
+        return self._event("response.output_item.added", place)
 
     def _item_done(self, item: Item) -> bytes:
         place = {"output_index": len(self._output), "item": item}
@@ -178,11 +169,11 @@ class ResponseReplies:
         status = _status(choice.finish_reason)
         details = choice.details
         if details is not None and details.reasoning:
-            self._output.append(_REASONING.new_item("completed", details.reasoning))
+            self._output.append(REASONING.new_item("completed", details.reasoning))
         calls = details.calls if details is not None else []
         if choice.text or not calls:
-            self._output.append(_MESSAGE.new_item(status, choice.text))
-        self._output += [_call_item(call) for call in calls]
+            self._output.append(MESSAGE.new_item(status, choice.text))
+        self._output += [call_item(call) for call in calls]
         self._reason = choice.finish_reason
         return _encode(self._response(status, usage))
 
@@ -217,69 +208,8 @@ class ResponseReplies:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _ItemKind:
-    """How items that consist of text are named, and their events."""
-
-    type: str
-    prefix: str
-    part: str
-    part_added: str
-    delta: str
-    text_done: str
-    part_done: str
-
-    def new_item(self, status: str, text: str) -> Item:
-        part: Item = {"type": self.part, "text": text}
-        item: Item = {"type": self.type, "id": f"{self.prefix}_{uuid.uuid4().hex}"}
-        if self.type == "message":
-            part |= {"annotations": [], "logprobs": []}
-            item |= {"role": "assistant"}
-        else:
-            item |= {"summary": []}
-        return item | {"status": status, "content": [part]}
-
-
-@dataclasses.dataclass(slots=True)
-class _OpenItem:
-    kind: _ItemKind
-    item: Item
-    texts: list[str] = dataclasses.field(default_factory=list)
-
-
-_MESSAGE: Final = _ItemKind(
-    "message",
-    "msg",
-    "output_text",
-    "response.content_part.added",
-    "response.output_text.delta",
-    "response.output_text.done",
-    "response.content_part.done",
-)
-_REASONING: Final = _ItemKind(
-    "reasoning",
-    "rs",
-    "reasoning_text",
-    "response.content_part.added",
-    "response.reasoning_text.delta",
-    "response.reasoning_text.done",
-    "response.content_part.done",
-)
-
-
 def _status(reason: Reason) -> str:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
-
-
-def _call_item(call: MadeCall) -> Item:
-    return {
-        "type": "function_call",
-        "id": call.id.replace("call_", "fc_", 1),
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
 
 
 def _told_text(body: ResponseRequest) -> Item:
@@ -298,5 +228,5 @@ def _usage(usage: Usage) -> Item:
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
     }
