@@ -85,7 +85,10 @@ ESCAPES = (
     "{{ eval('1') }}",
     "{{ messages.__reduce_ex__(2) }}",
     "{% debug %}{{ 1 // 0 }}",
-    # Time and memory.
+)
+
+# Time and memory.
+BOMBS = (
     "{{ 'x' * 10**10 }}",
     "{{ ['x'] * 10**9 }}",
     "{{ 'x'.ljust(10**10) }}",
@@ -98,6 +101,16 @@ ESCAPES = (
     "{{ '%1000000000000d' | format(1) }}",
     "{{ '{:1000000000000}'.format(1) }}",
     "{{ '{:{}}'.format(1, 10**10) }}",
+    "{{ '{:>{}}'.format(1, 10**10) }}",
+    "{{ '{: >{}}'.format('x', '10000000000') }}",
+    "{{ '{: >10000000000}'.format('x') }}",
+    "{{ '{:{w}}'.format(1, w=10**10) }}",
+    "{{ '{v:{w}}'.format_map({'v': 1, 'w': 10**10}) }}",
+    "{{ ('{:{}}'|e).format(1, 10**10) }}",
+    "{% set f = '{:{}}'.format %}{{ f(1, 10**10) }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '%*d'|format(10**10, 1) }}",
+    "{{ 'x'.ljust(width=10**10) }}",
     "{{ 9 ** 9 ** 9 }}",
     "{{ range(10**9) | list }}",
     "{{ range(10**9) | sum }}",
@@ -106,7 +119,7 @@ ESCAPES = (
 )
 
 
-@pytest.mark.parametrize("source", ESCAPES)
+@pytest.mark.parametrize("source", [*ESCAPES, *BOMBS])
 def test_no_way_out(source: str) -> None:
     messages = [dict(message) for message in MESSAGES]
     try:
@@ -117,13 +130,24 @@ def test_no_way_out(source: str) -> None:
     assert messages == MESSAGES  # nor into what is the request's
 
 
+@pytest.mark.parametrize("source", BOMBS)
+def test_what_would_fill_the_memory_is_refused_before_it_does(source: str) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        ChatTemplate(source).render(MESSAGES, {})
+    cause = refusal.value.__cause__
+    assert cause is not None  # else it was looked at when it was there
+    assert not isinstance(cause, MemoryError)
+
+
 def test_ordinary_widths_and_formats_are_there() -> None:
     source = (
         "{{ 'x'.ljust(3) }}{{ '%03d' % 7 }}{{ '{:>3}'.format(1) }}{{ 'x'|center(3) }}"
+        "{{ '{:>{}}'.format(1, 3) }}{{ '{a:>3}'.format_map({'a': 2}) }}"
+        "{{ ('{:3}'|e).format('<') }}"
         "{{ 'a\\nb'|indent(1) }}{{ '%s: 12345678' % 1 }}{{ '%s'|format(12345678) }}"
     )
     text = ChatTemplate(source).render([], {})
-    assert text == "x  007  1 x a\n b1: 1234567812345678"
+    assert text == "x  007  1 x   1  2&lt;  a\n b1: 1234567812345678"
 
 
 def test_what_a_client_writes_is_no_format() -> None:

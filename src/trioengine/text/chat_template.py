@@ -11,6 +11,7 @@ import datetime
 import functools
 import json
 import re
+import string
 import time
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
+import markupsafe
 from jinja2.exceptions import SecurityError
 
 from trioengine.errors import ConfigError, InvalidRequestError
@@ -154,6 +156,8 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 _WIDE_FORMAT: Final = re.compile(r"[%:.][^\s\d{}%]{0,3}\d{7}")  # a width or precision of 7 digits
+_WIDE_FIELD: Final = re.compile(r"\d{7}")
+_TOO_MUCH_ROOM: Final = "the chat template asks for too much room"
 _WIDENERS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
 
@@ -169,19 +173,36 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        name, owner = getattr(__obj, "__name__", None), getattr(__obj, "__self__", None)
-        if name in _WIDENERS:
-            _check_modest(None, *args)
-        elif name in ("format", "format_map"):
-            _check_modest(owner, *(args if ":{" in str(owner) else ()))
+        if getattr(__obj, "__name__", None) in _WIDENERS:
+            _check_modest(None, *args, *kwargs.values())
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return ``str.format`` or ``str.format_map`` with a sandboxed formatter, as jinja2 does.
+
+        Only its formatter is another: what a field's width comes from is known there alone.
+        """
+        if super().wrap_str_format(value) is None:
+            return None
+        pattern, by_map = value.__self__, value.__name__ == "format_map"
+        escapes = isinstance(pattern, markupsafe.Markup)
+        formatter = _EscapeFormatter(self, escape=pattern.escape) if escapes else _Formatter(self)
+
+        @functools.wraps(value)
+        def format_(*args: Any, **kwargs: Any) -> str:
+            if by_map:
+                (kwargs,), args = args, ()
+            text: str = type(pattern)(formatter.vformat(pattern, args, kwargs))
+            return text
+
+        return format_
 
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
         if operator == "%":
             if isinstance(left, str):
-                _check_modest(left)
+                _check_widths(left, right if isinstance(right, tuple) else (right,))
             return super().call_binop(context, operator, left, right)
         for value, count in ((left, right), (right, left)):
             if isinstance(count, int) and _size(value, operator) * count > MAX_RENDERED_CHARS:
@@ -189,13 +210,35 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _check_widths(pattern: str, values: Sequence[object]) -> None:
+    """Raise where ``pattern % values`` is so wide; ``*`` takes a width from among the values."""
+    _check_modest(pattern, *(values if "*" in pattern else ()))
+
+
+class _ModestFields(string.Formatter):
+    """Refuses fields that are too wide."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if _WIDE_FIELD.search(format_spec):
+            raise SecurityError(_TOO_MUCH_ROOM)
+        return super().format_field(value, format_spec)
+
+
+class _Formatter(_ModestFields, jinja2.sandbox.SandboxedFormatter):
+    pass
+
+
+class _EscapeFormatter(_ModestFields, jinja2.sandbox.SandboxedEscapeFormatter):
+    pass
+
+
 def _check_modest(pattern: object, *values: object) -> None:
     """Raise where so wide a result is asked for, by number or format, that it fills the memory."""
     if isinstance(pattern, str) and _WIDE_FORMAT.search(pattern):
-        raise SecurityError("the chat template asks for too much room")
+        raise SecurityError(_TOO_MUCH_ROOM)
     for value in values:
         if isinstance(value, int) and value > MAX_RENDERED_CHARS:
-            raise SecurityError("the chat template asks for too much room")
+            raise SecurityError(_TOO_MUCH_ROOM)
 
 
 def _modest(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,7 +253,7 @@ def _modest(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _modest_format(value: Any, *args: Any, **kwargs: Any) -> str:
-    _check_modest(str(value))
+    _check_widths(str(value), args)
     return str(jinja2.filters.do_format(value, *args, **kwargs))
 
 

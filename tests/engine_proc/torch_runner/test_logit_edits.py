@@ -57,7 +57,9 @@ def test_every_logit_is_edited_as_the_reference_says(asked: list[Extras], seed: 
     changed = torch.from_numpy(logits.copy())
     edit_logits(changed, rows_of(asked))
     for row, extras in enumerate(asked):
-        np.testing.assert_allclose(changed[row].numpy(), edited(logits[row], extras), rtol=1e-5)
+        expected = edited(logits[row], extras)
+        # What float32 rounds off is in proportion to the terms, however small their sum.
+        np.testing.assert_allclose(changed[row].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_targets_come_behind_what_is_sampled() -> None:
