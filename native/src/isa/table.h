@@ -9,7 +9,7 @@ namespace trioengine {
 namespace {
 
 #ifdef TRIO_AMX
-constexpr int kBlockRows = 256, kRowMultiple = 32;
+constexpr int kBlockRows = 512, kRowMultiple = 32;
 #else
 constexpr int kBlockRows = 1 << 20, kRowMultiple = 96;  // bytes alone decide; 4, 6 and 12 rows fit
 unsigned enter() { return 0; }
