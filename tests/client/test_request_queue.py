@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.strategies import DataObject, data, dictionaries, integers, lists, sampled_from
+from hypothesis.strategies import (
+    DataObject,
+    binary,
+    data,
+    dictionaries,
+    integers,
+    lists,
+    sampled_from,
+)
 
 from trioengine.client.request_queue import RequestQueue
 from trioengine.client.sequence import Sequence, SequenceRequest
@@ -146,9 +154,11 @@ def test_time_without_waiting_is_no_credit() -> None:
 def test_nobody_starves(data: DataObject, weights: dict[str, float]) -> None:
     """Between two turns of a key that waits, no other gets more than its weight's part and one."""
     queue = RequestQueue(weights)
-    arrivals = data.draw(lists(sampled_from("abc"), min_size=30, max_size=120))
-    for number, key in enumerate("abc" * 60 + "".join(arrivals)):
-        queue.push(make(number, priority=data.draw(integers(-9, 9)), key=key))
+    keys = "abc" * 60 + "".join(data.draw(lists(sampled_from("abc"), min_size=30, max_size=120)))
+    # All priorities in one draw: hundreds of draws would take longer than everything else.
+    priorities = data.draw(binary(min_size=len(keys), max_size=len(keys)))
+    for number, (key, priority) in enumerate(zip(keys, priorities, strict=True)):
+        queue.push(make(number, priority=priority % 19 - 9, key=key))
     order = served(queue, 90)
     for key in "abc":
         for other in set("abc") - {key}:

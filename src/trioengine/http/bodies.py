@@ -42,7 +42,6 @@ class BodyDecoder(Generic[Body]):
     def __init__(self, body_type: type[Body]) -> None:
         self._type = body_type
         self._decoder = msgspec.json.Decoder(body_type)
-        self._large = LargeBodyDecoder(body_type)
         self._names = frozenset(body_type.__struct_fields__)
         self._unsupported = [name for name in UNSUPPORTED if name in self._names]
         self._seen: set[str] = set()
@@ -77,6 +76,10 @@ class BodyDecoder(Generic[Body]):
         if logger.isEnabledFor(logging.DEBUG):
             self._note_unknown(data)
         return body
+
+    @functools.cached_property
+    def _large(self) -> LargeBodyDecoder[Body]:
+        return LargeBodyDecoder(self._type)
 
     @functools.cached_property
     def _whole(self) -> WholeNumberDecoder[Body]:
