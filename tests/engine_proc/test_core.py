@@ -10,7 +10,7 @@ import pytest
 
 from helpers.faithful_runner import FaithfulRunner, faithful_answer
 from helpers.requests import Spelling
-from helpers.stepped_engine import sim_core
+from helpers.sim_core import sim_core
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.runner import StepResult
 from trioengine.engine_proc.sim_runner import SimScript, sim_tokens

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers.stepped_engine import PHASES, SteppedEngine, sim_core
+from helpers.sim_core import sim_core
+from helpers.stepped_engine import PHASES, SteppedEngine
 from trioengine.engine_proc.loop import EngineLoop, fatal_from
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.errors import ConfigError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.stepped_engine import PHASES, SteppedEngine, sim_core
+from helpers.sim_core import sim_core
+from helpers.stepped_engine import PHASES, SteppedEngine
 from trioengine.engine_proc import profiling
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
 from trioengine.errors import InvalidRequestError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from helpers.stepped_engine import sim_core
+from helpers.sim_core import sim_core
 from trioengine.config import EngineOptions
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript, sim_tokens
 from trioengine.errors import ConfigError

@@ -14,7 +14,8 @@ import trio
 import trio.testing
 
 from helpers.asgi_client import AsgiClient
-from helpers.stepped_engine import VOCAB_SIZE, SteppedEngine
+from helpers.sim_core import VOCAB_SIZE
+from helpers.stepped_engine import SteppedEngine
 from trioengine.client.engine_client import EngineClient
 from trioengine.client.restart_budget import RestartBudget
 from trioengine.config import ServerConfig

@@ -28,7 +28,8 @@ from hypothesis.strategies import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from helpers.stepped_engine import PHASES, VOCAB_SIZE, SteppedEngine
+from helpers.sim_core import VOCAB_SIZE
+from helpers.stepped_engine import PHASES, SteppedEngine
 from trioengine.client.engine_client import EngineClient, SequenceRequest
 from trioengine.client.engine_status import EngineState
 from trioengine.client.sequence import SequenceState

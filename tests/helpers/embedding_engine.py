@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from helpers.api_world import World, open_world
-from helpers.stepped_engine import VOCAB_SIZE, SteppedEngine, _Wire
+from helpers.sim_core import VOCAB_SIZE
+from helpers.stepped_engine import SteppedEngine, _Wire
 from trioengine.engine_proc.embedding_core import EmbeddingCore
 from trioengine.engine_proc.loop import EngineLoop
 from trioengine.errors import PeerGoneError

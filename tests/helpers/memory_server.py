@@ -24,7 +24,7 @@ import msgspec
 import pytest
 import trio
 
-from helpers.stepped_engine import VOCAB_SIZE
+from helpers.sim_core import VOCAB_SIZE
 from helpers.wired_engine import MemoryEngine, WiredEngine
 from trioengine.config import ServerConfig
 from trioengine.engine_proc.sim_runner import SimScript

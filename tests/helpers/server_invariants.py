@@ -12,8 +12,8 @@ import msgspec
 from helpers.memory_server import NUM_BLOCKS, SCRIPT, TOKENIZER, front
 from helpers.server_operations import CHAT
 from helpers.server_world import SEED, WORDS
+from helpers.sim_core import sim_core
 from helpers.socket_visitor import read_answer
-from helpers.stepped_engine import sim_core
 from trioengine.client.engine_status import EngineState
 from trioengine.engine_proc.detokenizer import Detokenizer, simulated_vocab
 from trioengine.engine_proc.sim_runner import sim_tokens

@@ -18,20 +18,14 @@ runner (``SimScript(fail_at_step=3)``) ends it with ``Fatal``, as the real proce
 from __future__ import annotations
 
 import collections
-import functools
 from typing import TYPE_CHECKING
 
 import trio
 
-from trioengine.engine_proc.core import EngineCore
-from trioengine.engine_proc.detokenizer import Detokenizer, simulated_vocab
+from helpers.sim_core import sim_core
 from trioengine.engine_proc.faults import EngineFaults
 from trioengine.engine_proc.loop import EngineLoop, fatal_from
 from trioengine.engine_proc.profiling import StepTimeline
-from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
-from trioengine.engine_proc.structured_output.compilations import Compilations
-from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
-from trioengine.fault_plan import FaultPlan
 from trioengine.protocol import (
     PROTOCOL_VERSION,
     FrameEncoder,
@@ -42,19 +36,18 @@ from trioengine.protocol import (
     client_frames,
     engine_frames,
 )
-from trioengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from trioengine.engine_proc.sim_runner import SimScript
+    from trioengine.fault_plan import FaultPlan
     from trioengine.protocol import ClientMessage, EngineMessage
-    from trioengine.sampling_params import SamplingParams
 
-__all__ = ["PHASES", "SteppedEngine", "sim_core"]
+__all__ = ["PHASES", "SteppedEngine"]
 
 PHASES = ("commands", "schedule", "build", "execute", "poll aborts", "apply", "send")
-VOCAB_SIZE = 2048
 TOKEN = "stepped"
 
 
@@ -89,72 +82,6 @@ class _NoPage:
 
     def idle(self) -> None:
         self.phase = "idle"
-
-
-_simulated_vocab = functools.cache(simulated_vocab)  # nobody changes it, and it takes 2 ms
-
-
-@functools.cache
-def _simulated_compiler(vocab_size: int) -> GuidanceCompiler:
-    return GuidanceCompiler(
-        lambda: Tokenizer.simulated(vocab_size).to_json(),
-        vocab_size=vocab_size,
-        eos_token_ids=(0,),
-    )
-
-
-def sim_core(
-    script: SimScript | None = None,
-    *,
-    vocab_size: int = VOCAB_SIZE,
-    block_size: int = 16,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 2048,
-    enable_prefix_caching: bool = True,
-    prefill_tokens_beside_decodes: int = 256,
-    num_scheduler_steps: int = 1,
-    seed: int = 0,
-    profile_dir: Path | None = None,
-    timeline: StepTimeline | None = None,
-    faults: EngineFaults | None = None,
-) -> tuple[EngineCore, SimModelRunner]:
-    """Return a core over the simulated runner, and the runner."""
-    vocab = _simulated_vocab(vocab_size)
-    runner = SimModelRunner(
-        script or SimScript(num_blocks=256, max_model_len=1024),
-        vocab_size=vocab_size,
-        eos_token_ids=(0,),
-        speakable=range(257, vocab_size),
-        block_size=block_size,
-    )
-
-    def make_text(params: SamplingParams) -> Detokenizer:
-        return Detokenizer(
-            vocab,
-            stop=params.stop,
-            min_tokens=params.min_tokens,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-        )
-
-    faults = faults or EngineFaults(FaultPlan())
-    core = EngineCore(
-        faults.runner(runner),
-        faults.make_text(make_text),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        enable_prefix_caching=enable_prefix_caching,
-        prefill_tokens_beside_decodes=prefill_tokens_beside_decodes,
-        num_scheduler_steps=num_scheduler_steps,
-        seed=seed,
-        grammars=Compilations(
-            faults.compile(_simulated_compiler(vocab_size)),
-            start=lambda work: work(),
-        ),
-        profile_dir=profile_dir,
-        timeline=timeline,
-    )
-    return core, runner
 
 
 class SteppedEngine:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from helpers.stepped_engine import VOCAB_SIZE, _simulated_compiler
+from helpers.sim_core import VOCAB_SIZE, simulated_compiler
 from trioengine.errors import InvalidRequestError
 from trioengine.structured import StructuredOutput
 
@@ -47,7 +47,7 @@ NASTY = (
 
 @pytest.mark.parametrize("pattern", NASTY, ids=lambda pattern: repr(pattern)[:40])
 def test_it_is_over_soon(pattern: str) -> None:
-    compiler = _simulated_compiler(VOCAB_SIZE)
+    compiler = simulated_compiler(VOCAB_SIZE)
     compiler(StructuredOutput("regex", "a", param="structured_outputs"))  # what the first one reads
     begin_s = time.perf_counter()
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from helpers.churn import resident_bytes
-from helpers.stepped_engine import sim_core
+from helpers.sim_core import sim_core
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.protocol import Add
 from trioengine.sampling_params import SamplingParams

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trioengine.engine_proc.awaited_grammars import AwaitedGrammars
 from trioengine.engine_proc.backend import LATER
-from trioengine.engine_proc.deltas import error_output, extend
+from trioengine.engine_proc.deltas import error_output, extend, merged
 from trioengine.engine_proc.executor import Executor
 from trioengine.engine_proc.input_batch import InputBatch
 from trioengine.engine_proc.intake import Intake
@@ -37,12 +38,7 @@ from trioengine.engine_proc.logprobs import note_scores, told_samples
 from trioengine.engine_proc.profiling import Profiler, StepTimeline
 from trioengine.engine_proc.request import Request, RequestEvent, RequestStatus, TextBuilder
 from trioengine.engine_proc.scheduler import PREFILL_TOKENS_BESIDE_DECODES, Scheduler
-from trioengine.errors import (
-    InternalError,
-    InvalidRequestError,
-    ProtocolError,
-    TrioEngineError,
-)
+from trioengine.errors import InternalError, InvalidRequestError, ProtocolError
 from trioengine.outputs import FinishReason, RequestOutput
 from trioengine.protocol import EngineLimits, EngineStats
 
@@ -127,7 +123,7 @@ class EngineCore:
             max_num_steps=num_scheduler_steps,
         )
         self._batch = InputBatch(max_num_seqs, kv_cache.num_blocks_for(max_model_len), block_size)
-        self._grammars = grammars
+        self._grammars = AwaitedGrammars(grammars)
         self._executor = Executor(runner, self._batch, self._timeline)
         self._live: dict[int, Request] = {}
         self._generation_tokens = self._aborts_ignored = 0
@@ -145,58 +141,37 @@ class EngineCore:
             raise ProtocolError(f"request id {add.request_id} was added twice")
         try:
             request = self._intake.make_request(add)
-            waits = self._wait_for_grammar(request)
+            ready = self._grammars.give(request)
         except Exception as error:  # contained: nothing shared has been touched yet
             return error_output(add.request_id, error)
         self._live[add.request_id] = request
-        if waits:
-            request.advance(RequestEvent.COMPILE)
-            return LATER
-        self._scheduler.add(request)
-        return None
-
-    def _wait_for_grammar(self, request: Request) -> bool:
-        """Give a request its grammar if it wants one and it is known; True where it has to wait."""
-        structured = request.params.structured
-        if structured is None:
-            return False
-        if self._grammars is None:
-            raise InvalidRequestError("this engine takes no grammars", param=structured.param)
-        grammar = self._grammars.request(request.request_id, structured)
-        if grammar is None:
-            return True
-        request.grammar = grammar.begin()
-        return False
+        if ready:
+            self._scheduler.add(request)
+            return None
+        request.advance(RequestEvent.COMPILE)
+        return LATER
 
     def settle(self) -> tuple[list[int], list[RequestOutput]]:
         """Take those whose grammar is there into WAITING; return them, and the errors of others."""
         accepted: list[int] = []
         refused: list[RequestOutput] = []
-        for request_id, outcome in self._grammars.settled() if self._grammars else ():
-            request = self._live[request_id]
-            if isinstance(outcome, TrioEngineError):
+        for request, error in self._grammars.settle():
+            if error is None:
+                request.advance(RequestEvent.COMPILED)
+                self._scheduler.add(request)
+                accepted.append(request.request_id)
+            else:
                 self._end(request, FinishReason.ERROR)
-                refused.append(error_output(request_id, outcome))
-                continue
-            try:
-                request.grammar = outcome.begin()
-            except Exception as error:  # contained: nothing but this request's own was touched
-                self._end(request, FinishReason.ERROR)
-                refused.append(error_output(request_id, error))
-                continue
-            request.advance(RequestEvent.COMPILED)
-            self._scheduler.add(request)
-            accepted.append(request_id)
+                refused.append(error_output(request.request_id, error))
         return accepted, refused
 
     def has_news(self) -> bool:
         """True where a grammar has come, or will not."""
-        return self._grammars is not None and self._grammars.has_settled
+        return self._grammars.has_settled()
 
     def when_settled(self, wake: Callable[[], None]) -> None:
         """Call ``wake``, from any thread, when there is news."""
-        if self._grammars is not None:
-            self._grammars.on_settled = wake
+        self._grammars.when_settled(wake)
 
     def abort(self, request_ids: Sequence[int]) -> list[RequestOutput]:
         """Free the blocks of these sequences now; return one terminal per live id."""
@@ -213,7 +188,7 @@ class EngineCore:
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take a request out of everything, once."""
         if request.status is RequestStatus.COMPILING:
-            self._withdraw(request)
+            self._grammars.withdraw(request)
         else:
             self._scheduler.forget(request)
         if request.row >= 0:
@@ -222,10 +197,6 @@ class EngineCore:
         del self._live[request.request_id]
         if not self._live:
             self._kv_cache.check_idle()
-
-    def _withdraw(self, request: Request) -> None:
-        if self._grammars is not None:
-            self._grammars.withdraw(request.request_id)
 
     @property
     def live_ids(self) -> frozenset[int]:
@@ -261,7 +232,7 @@ class EngineCore:
             self._apply_sampled(built, result, outputs)
         self._timeline.lap("apply")
         self._step_seconds = time.perf_counter() - begin_s
-        return outputs if plan.num_steps == 1 else _merged(outputs)
+        return outputs if plan.num_steps == 1 else merged(outputs)
 
     def _schedule(self) -> SchedulerOutput:
         plan = self._scheduler.schedule()
@@ -373,15 +344,5 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Free the runner's weights and cache, and let compilers go."""
-        if self._grammars is not None:
-            self._grammars.close()
+        self._grammars.close()
         self._runner.close()
-
-
-def _merged(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Return one delta a request, each made of its own in their order."""
-    merged: dict[int, RequestOutput] = {}
-    for output in outputs:
-        if (earlier := merged.setdefault(output.request_id, output)) is not output:
-            earlier.merge(output)
-    return list(merged.values())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trioengine.outputs import TokenLogprob
     from trioengine.sampling_params import SamplingParams
 
-__all__ = ["ALIEN_TOKEN", "error_output", "extend"]
+__all__ = ["ALIEN_TOKEN", "error_output", "extend", "merged"]
 
 ALIEN_TOKEN: Final = -2
 """Stands for whatever is not in the vocabulary."""
@@ -89,3 +89,12 @@ def error_output(request_id: int, error: Exception) -> RequestOutput:
     if isinstance(error, InvalidRequestError):
         output.refused, output.param = True, error.param
     return output
+
+
+def merged(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Return one delta a request, each made of its own in their order."""
+    by_id: dict[int, RequestOutput] = {}
+    for output in outputs:
+        if (earlier := by_id.setdefault(output.request_id, output)) is not output:
+            earlier.merge(output)
+    return list(by_id.values())

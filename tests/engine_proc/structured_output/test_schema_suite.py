@@ -11,6 +11,7 @@ import pytest
 
 from helpers.native_fixtures import extension
 from helpers.schema_suite import Case, suite, validator
+from helpers.sim_core import compilations_of
 from helpers.tiny_native import save_tiny_native
 from trioengine.config import EngineConfig, EngineOptions
 from trioengine.engine_proc.backend import LATER
@@ -59,8 +60,7 @@ def core(extension: Any, model_dir: Path) -> Iterator[EngineCore]:
     options = EngineOptions(backend="native", kv_cache_memory_gib=0.05, max_num_seqs=64)
     backend = build_backend(_config(options, model_dir), lambda phase, fraction: None)
     assert isinstance(backend, EngineCore)
-    assert backend._grammars is not None
-    backend._grammars._start = lambda work: work()
+    compilations_of(backend)._start = lambda work: work()
     yield backend
     backend.shutdown()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers.stepped_engine import sim_core
+from helpers.sim_core import compilations_of, sim_core
 from trioengine.engine_proc.backend import LATER
 from trioengine.engine_proc.sim_runner import SimScript
 from trioengine.errors import InternalError, InvalidRequestError
@@ -133,8 +133,7 @@ class Broken:
 )
 def test_a_compiler_that_fails_fails_who_asked(error: Exception, refused: bool) -> None:
     core, _ = sim_core()
-    assert core._grammars is not None
-    core._grammars._compile = Broken(error)
+    compilations_of(core)._compile = Broken(error)
     assert core.add_request(shaped(1)) is LATER
     assert core.add_request(Add(2, [300], SamplingParams(max_tokens=2))) is None
     _, [told] = core.settle()
@@ -148,8 +147,7 @@ def test_a_compiler_that_fails_fails_who_asked(error: Exception, refused: bool) 
 def test_one_compilation_serves_all_who_wait_and_aborting_one_spares_the_others() -> None:
     core, _ = sim_core()
     held: list[Any] = []
-    assert core._grammars is not None
-    core._grammars._start = held.append
+    compilations_of(core)._start = held.append
     shape = StructuredOutput("json", json.dumps({"enum": [1, 2]}))
     for i in range(3):
         assert core.add_request(shaped(i, shape)) is LATER
@@ -165,14 +163,13 @@ def test_one_compilation_serves_all_who_wait_and_aborting_one_spares_the_others(
     assert core.add_request(shaped(7, shape)) is None  # known by now
     core.abort([7])
     core.check_integrity()
-    assert core._grammars.num_waiting == 0
+    assert compilations_of(core).num_waiting == 0
 
 
 def test_compilations_beyond_the_threads_wait_their_turn() -> None:
     core, _ = sim_core()
     held: list[Any] = []
-    assert core._grammars is not None
-    core._grammars._start = held.append
+    compilations_of(core)._start = held.append
     for i in range(4):
         core.add_request(shaped(i, StructuredOutput("regex", f"a{i}")))
     assert len(held) == 2
@@ -208,9 +205,10 @@ class Unusable:
 
 def test_a_grammar_that_cannot_be_begun_ends_its_own_request_only() -> None:
     core, _ = sim_core()
-    assert core._grammars is not None
-    compile_ = core._grammars._compile
-    core._grammars._compile = lambda shape: Unusable() if shape == LETTERS else compile_(shape)  # type: ignore[assignment]
+    compilations = compilations_of(core)
+    compile_: Any = compilations._compile
+    unusable: Any = lambda shape: Unusable() if shape == LETTERS else compile_(shape)  # noqa: E731
+    compilations._compile = unusable
     for add in (shaped(1), shaped(2, StructuredOutput("regex", "ab"))):
         assert core.add_request(add) is LATER
     accepted, [told] = core.settle()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers.stepped_engine import sim_core
+from helpers.sim_core import compilations_of, sim_core
 from trioengine.engine_proc.backend import LATER
 from trioengine.outputs import FinishReason
 from trioengine.protocol import Add
@@ -132,8 +132,7 @@ def test_a_grammar_that_fails_costs_its_own_request_only(monkeypatch: pytest.Mon
 def test_an_abort_while_compiling_leaves_nothing() -> None:
     core, _ = sim_core()
     held: list[Any] = []
-    assert core._grammars is not None
-    core._grammars._start = held.append
+    compilations_of(core)._start = held.append
     add = Add(7, [300], SamplingParams(structured=StructuredOutput("regex", "[ef]+")))
     assert core.add_request(add) is LATER
     assert not core.has_work()
