@@ -54,12 +54,18 @@ class Admission:
         self._take(1)
         return Slot(self)
 
+    def refusal(self, places: int = 1) -> OverloadedError | None:
+        """Return what a request for so many places gets now; ``None`` where they are free."""
+        if self.in_use + places <= self.capacity:
+            return None
+        return OverloadedError(
+            f"the queue is full ({self.in_use} of {self.capacity} sequences); try again later",
+            retry_after_s=self.retry_after_s(places),
+        )
+
     def _take(self, places: int) -> None:
-        if self.in_use + places > self.capacity:
-            raise OverloadedError(
-                f"the queue is full ({self.in_use} of {self.capacity} sequences); try again later",
-                retry_after_s=self.retry_after_s(places),
-            )
+        if (error := self.refusal(places)) is not None:
+            raise error
         self.in_use += places
 
     def _give_back(self, places: int) -> None:

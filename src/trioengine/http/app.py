@@ -1,8 +1,9 @@
 """The application: routes, and what holds for all of them.
 
-Every request passes, in this order: an id and a record for the log; the answer to a browser's
-preflight; its API key; then its route. Keys are asked for before anything tells which paths exist.
-Every failure, wherever it comes from, leaves through one door (``_on_error``) in one shape.
+Every request passes, in this order: the turnstile, which only a full server closes; an id and a
+record for the log; the answer to a browser's preflight; its API key; then its route. Keys are asked
+for before anything tells which paths exist. Every failure, wherever it comes from, leaves through
+one door (``_on_error``) in one shape.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from trioengine.http.openapi import openapi_routes
 from trioengine.http.responses.endpoint import response_routes
 from trioengine.http.sleep import sleep_routes
 from trioengine.http.tokenize import tokenize_routes
+from trioengine.http.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,8 @@ class _App(QuartTrio):
     Some proxies strip it from the path, some do not; Quart knows only the latter.
     """
 
+    turnstile: Turnstile
+
     def __init__(self, root_path: str) -> None:
         super().__init__("trioengine", static_folder=None)
         self._prefix = "/" + root_path.strip("/")
@@ -89,6 +93,8 @@ class _App(QuartTrio):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             scope = scope | {"root_path": "", "path": self._without_prefix(scope["path"])}
+            if await self.turnstile.refuse(scope, send):
+                return
         await super().__call__(scope, receive, send)
 
     def _without_prefix(self, path: str) -> str:
@@ -125,7 +131,8 @@ def create_app(
     if config.enable_admin:
         app.register_blueprint(admin_routes(front))
         app.register_blueprint(sleep_routes(front))
-    _Gate(client, KeyCheck(all_keys(config)), Cors(config.allowed_origins)).guard(app)
+    gate = _Gate(client, KeyCheck(all_keys(config)), Cors(config.allowed_origins))
+    gate.guard(app)
     return app
 
 
@@ -137,8 +144,9 @@ class _Gate:
         self._keys = keys
         self._cors = cors
 
-    def guard(self, app: QuartTrio) -> None:
+    def guard(self, app: _App) -> None:
         """Stand before every route of ``app``, those that do not exist included."""
+        app.turnstile = Turnstile(self._client, self._keys, self._cors, self._finished)
         app.before_request(self._on_request)
         app.after_request(self._on_response)
         app.register_error_handler(Exception, self._on_error)

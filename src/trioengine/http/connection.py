@@ -36,14 +36,20 @@ from trioengine.http.client_connection import connection_of
 from trioengine.http.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Iterable
 
     from quart_trio import QuartTrio
 
     from trioengine.http.client_connection import ClientConnection, LossReason
     from trioengine.http.stream_writer import ResponseWriter
 
-__all__ = ["OwnedHTTPConnection", "OwnedRequest", "current_request", "own_connections"]
+__all__ = [
+    "OwnedHTTPConnection",
+    "OwnedRequest",
+    "current_request",
+    "first_field",
+    "own_connections",
+]
 
 
 async def _nobody_to_ask() -> None:
@@ -107,10 +113,7 @@ class OwnedRequest(TrioRequest):
         Args:
             name: In lower case.
         """
-        for each, value in self.scope["headers"]:
-            if each == name:
-                return value.decode("latin-1")
-        return None
+        return first_field(self.scope["headers"], name)
 
     def end(self) -> None:
         """Note that the answer is whole once what is being sent has been. Idempotent."""
@@ -212,6 +215,14 @@ class _EndNotingSend:
             if not message["more_body"] or self._left == 0:
                 self._request.end()
         await self._send(message)
+
+
+def first_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return the first value among ASGI ``headers`` of the field ``name`` (in lower case)."""
+    for each, value in headers:
+        if each == name:
+            return value.decode("latin-1")
+    return None
 
 
 def own_connections(app: QuartTrio) -> None:

@@ -115,6 +115,7 @@ class Http1Protocol(H11Protocol):
         self.closing = False
         self.body_bytes = 0
         self._head_only = False
+        self._held = b""  # a head that waits for its body
         self._turn = trio.Event()  # set when the answer before a pipelined request has ended
         self._input_over = False  # nothing more is parsed
         self._refused = False  # our own answer has taken the place of the app's
@@ -273,6 +274,21 @@ class Http1Protocol(H11Protocol):
         if self.closing and not any(name.lower() == b"connection" for name, _ in headers):
             headers.append((b"connection", b"close"))
         await self._send_h11_event(h11.Response(headers=headers, status_code=event.status_code))
+
+    async def _send_h11_event(self, event: h11.Event) -> None:
+        # A head that announces a body's length has the body right behind it: both leave in one
+        # segment, which spares a system call here, and the client a wake.
+        try:
+            data = self._held + (self.connection.send(event) or b"")
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
+            self._held = data
+        else:
+            self._held = b""
+            await self.send(RawData(data=data))
 
     async def _maybe_recycle(self) -> None:
         states = (self.connection.our_state, self.connection.their_state)
