@@ -21,6 +21,7 @@ void Pass::head(int first, int rows, const StepOutput& output) {
     kernels_.norm(hidden_row(step_.logits_rows[first + row]), width(), shape_.hidden,
                   model_.final_norm(), shape_.eps, 1, input, row);
   });
+  if (step_.edits.allow.filled != nullptr) step_.edits.allow.filled->wait();
   LogitsLine lines[kHeadRows];
   for (int row = 0; row < rows; ++row) lines[row] = logits_line(first + row, row, rows, output);
   gemm(plan_gemm(kernels_, w, input, rows, kHeadUnitPanels, state_.threads), kHeadGrain,

@@ -80,9 +80,7 @@ bool EditsView::sparse(int row) const {
 
 AllowedTokens EditsView::allowed(int row) const {
   if (allow.row_masks == nullptr || allow.row_masks[row] < 0) return {};
-  return {allow.words + static_cast<std::size_t>(allow.row_masks[row]) *
-                            static_cast<std::size_t>(allow.width),
-          allow.width};
+  return {allow.words + allow.row_masks[row] * allow.stride, allow.width};
 }
 
 void EditsView::note(int row, const LogitsRow& line, std::vector<OldLogit>* old) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "latch.h"
 
 namespace trioengine {
 
@@ -60,10 +61,12 @@ struct BiasView {
 };
 
 struct AllowView {
-  const uint32_t* words = nullptr;  // [masks][width]
+  const uint32_t* words = nullptr;  // [masks][stride], of which `width` mean something
   const int32_t* row_masks = nullptr;  // [num_rows]; null: no masks in this step
   int masks = 0;
   int width = 0;
+  std::ptrdiff_t stride = 0;
+  Latch* filled = nullptr;  // the words may not be read before it is open; null: they are there
 };
 
 struct OldLogit {

@@ -95,11 +95,15 @@ using PenaltyArrays =
     std::optional<std::tuple<AnyArray, AnyArray, AnyArray, AnyArray, AnyArray, AnyArray>>;
 using MaybeArray = std::optional<AnyArray>;
 
-AllowView to_allow(const AllowArrays& arrays, int rows) {
+AllowView to_allow(const AllowArrays& arrays, Latch* filled, int rows) {
   AllowView view;
   if (!arrays.has_value()) return view;
   const auto& [words, row_masks] = *arrays;
-  view.words = dense<uint32_t>(words, "allow.words", std::size_t{2});
+  check_array(words, "allow.words", nb::dtype<uint32_t>(), 2);
+  if (!is_dense(words, 1)) refuse("allow.words: a row is not contiguous");
+  view.words = static_cast<const uint32_t*>(words.data());
+  view.stride = words.stride(0);
+  view.filled = filled;
   view.masks = static_cast<int>(words.shape(0));
   view.width = static_cast<int>(words.shape(1));
   view.row_masks = dense<int32_t>(row_masks, "allow.row_masks", rows);
@@ -171,13 +175,13 @@ nb::object execute(GuardedRunner& self, const AnyArray& token_ids, const AnyArra
                    const AnyArray& block_tables, const AnyArray& logits_rows,
                    const AnyArray& temperature, const AnyArray& top_p, const AnyArray& top_k,
                    const AnyArray& min_p, const AnyArray& seeds, const AnyArray& sample_positions,
-                   const Masks& masks, const AllowArrays& allow, const BiasArrays& bias,
-                   const PenaltyArrays& penalties, const MaybeArray& logprobs_k,
+                   const Masks& masks, const AllowArrays& allow, Latch* allow_filled,
+                   const BiasArrays& bias, const PenaltyArrays& penalties, const MaybeArray& logprobs_k,
                    const MaybeArray& targets, bool want_logits) {
   const StepArrays arrays{token_ids,   positions, query_start, seq_lens, block_tables, logits_rows,
                           temperature, top_p,     top_k,       min_p,    seeds, sample_positions};
   StepView step = to_step(arrays, masks);
-  step.edits.allow = to_allow(allow, step.num_rows);
+  step.edits.allow = to_allow(allow, allow_filled, step.num_rows);
   step.edits.bias = to_bias(bias, step.num_rows);
   step.edits.penalties = to_penalties(penalties, step.num_rows);
   step.logprobs_k = to_column(logprobs_k, "logprobs_k", step.num_rows);
@@ -219,12 +223,15 @@ void bind_runner(nb::module_& m) {
     shape.padded_head_dim = padded_head_dim;
     return Runner::block_bytes(shape, block_size);
   }, "layers"_a, "kv_heads"_a, "padded_head_dim"_a, "block_size"_a);
+  nb::class_<Latch>(m, "Latch")
+      .def(nb::init<int>(), "count"_a)
+      .def("count_down", &Latch::count_down);
   nb::class_<GuardedRunner>(m, "Runner")
       .def("__init__", &init_runner, "model"_a, nb::kw_only(), "isa"_a, "threads"_a,
            "max_tokens"_a, "num_blocks"_a, "block_size"_a)
       .def("execute", &execute, "token_ids"_a, "positions"_a, "query_start"_a, "seq_lens"_a,
            "block_tables"_a, "logits_rows"_a, "temperature"_a, "top_p"_a, "top_k"_a, "min_p"_a,
-           "seeds"_a, "sample_positions"_a, "masks"_a, "allow"_a.none(), "bias"_a.none(),
+           "seeds"_a, "sample_positions"_a, "masks"_a, "allow"_a.none(), "allow_filled"_a.none(), "bias"_a.none(),
            "penalties"_a.none(), "logprobs_k"_a.none(), "targets"_a.none(), "want_logits"_a)
       .def_prop_ro("isa", [](const GuardedRunner& self) { return self.get().isa(); })
       .def_prop_ro("threads",

@@ -343,6 +343,7 @@ class EngineCore:
         check_agreement(self._scheduler, self._batch, self._pool, self._live.values())
 
     def shutdown(self) -> None:
-        """Free the runner's weights and cache, and let compilers go."""
+        """Free the runner's weights and cache, and let compilers and threads go."""
+        self._executor.close()
         self._grammars.close()
         self._runner.close()

@@ -63,10 +63,17 @@ class Executor:
         built = self._batch.build(plan, ahead)
         self._masks.fill(built.sampled, built.batch.sampling)
         self._timeline.lap("build")
-        result = self._runner.execute(built.batch)
+        try:
+            result = self._runner.execute(built.batch)
+        finally:
+            self._masks.settle()
         result.tokens = self._checked(result.tokens)
         self._timeline.lap("execute")
         return built, result
+
+    def close(self) -> None:
+        """Let the threads go that fill masks. Idempotent."""
+        self._masks.close()
 
     def _checked(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the sampled ids, with ``ALIEN_TOKEN`` for any that is not in the vocabulary."""

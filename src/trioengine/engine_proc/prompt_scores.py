@@ -114,7 +114,8 @@ def _seeds(spans: Sequence[ScoredSpan]) -> npt.NDArray[np.uint64]:
 def _longer_masks(allow: AllowMasks | None, count: int) -> AllowMasks | None:
     if allow is None:
         return None
-    return AllowMasks(allow.words, np.append(allow.row_masks, np.full(count, -1, np.int32)))
+    row_masks = np.append(allow.row_masks, np.full(count, -1, np.int32))
+    return AllowMasks(allow.words, row_masks, allow.filling)
 
 
 def _longer_bias(bias: LogitBias | None, count: int) -> LogitBias | None:

@@ -10,6 +10,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
     import numpy as np
     import numpy.typing as npt
 
@@ -81,11 +84,20 @@ class AllowMasks:
     Attributes:
         words: uint32 ``[num_masks, ceil(vocab_size / 32)]``; token ``t`` may come where bit
             ``t % 32`` of word ``t // 32`` is set. Bits past the vocabulary are not read.
+            Each row is contiguous; they may lie apart.
         row_masks: int32 ``[num_rows]``, the mask of each row, -1 for none.
+        filling: Who still writes ``words``, in other threads: they mean nothing before ``wait``
+            returns. None of them raises.
     """
 
     words: npt.NDArray[np.uint32]
     row_masks: npt.NDArray[np.int32]
+    filling: Sequence[Future[None]] = ()
+
+    def wait(self) -> None:
+        """Wait until ``words`` are all there."""
+        for part in self.filling:
+            part.result()
 
 
 @dataclasses.dataclass(slots=True)

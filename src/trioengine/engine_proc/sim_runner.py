@@ -225,6 +225,8 @@ class SimModelRunner:
         self, rows: SamplingRows, first: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]
     ) -> None:
         """Put other tokens in place of those that masks, biases and penalties rule out."""
+        if rows.allow is not None:
+            rows.allow.wait()
         edited = edited_rows(rows)
         for row in edited:
             logits = sim_logits(

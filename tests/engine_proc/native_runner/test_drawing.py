@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,6 +130,27 @@ def test_a_masked_row_is_drawn_from_what_is_allowed(
         else:
             ranked = top_p < 1
             check_draw(token, float(drawn[row]), own, 0.7, top_p, ranked=ranked)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_waits_for_masks_that_others_still_fill(open_tiny: OpenTiny, threads: int) -> None:
+    runner, _ = open_tiny(TinyShape(vocab=VOCAB), threads=threads)
+    batch = masked_batch(np.random.default_rng(4), top_p=1.0, top_k=0)
+    expected = runner.execute(batch).tokens
+    assert batch.sampling.allow is not None
+    words = batch.sampling.allow.words
+    late = np.zeros((len(words), 16), np.uint32)[:, : words.shape[1]]  # rows lie apart, too
+
+    def fill(part: int) -> None:
+        hashlib.sha256(bytes(3_000_000 * (part + 1)))  # a step of this model takes 1 ms
+        late[part::2] = words[part::2]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            late[:] = 0
+            filling = [pool.submit(fill, part) for part in range(2)]
+            batch.sampling.allow = AllowMasks(late, batch.sampling.allow.row_masks, filling)
+            np.testing.assert_array_equal(runner.execute(batch).tokens, expected)
 
 
 def test_what_a_row_is_told_does_not_change_what_it_draws(open_tiny: OpenTiny, isa: str) -> None:

@@ -66,6 +66,10 @@ class ModelBuilder:
     @property
     def weight_bytes(self) -> int: ...
 
+class Latch:
+    def __init__(self, count: int) -> None: ...
+    def count_down(self) -> None: ...
+
 class Runner:
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Runner:
         sample_positions: npt.NDArray[Any],
         masks: _Masks,
         allow: _Arrays | None,
+        allow_filled: Latch | None,
         bias: _Arrays | None,
         penalties: _Arrays | None,
         logprobs_k: npt.NDArray[Any] | None,

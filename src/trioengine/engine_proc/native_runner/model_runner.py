@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trioengine.engine_proc.native_runner import _native
 from trioengine.engine_proc.runner import RowLogprobs, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from trioengine.engine_proc.native_runner import _native
     from trioengine.engine_proc.runner import AllowMasks, LogitBias, Penalties, StepBatch
     from trioengine.protocol import ModelInfo
 
@@ -81,7 +81,8 @@ class NativeModelRunner:
             rows.seeds,
             rows.positions,
             rows.masked_token_ids,
-            _fields(rows.allow),
+            None if rows.allow is None else (rows.allow.words, rows.allow.row_masks),
+            _latch(rows.allow),
             _fields(rows.bias),
             _fields(rows.penalties),
             rows.logprobs_k,
@@ -104,9 +105,19 @@ class NativeModelRunner:
 
 
 def _fields(
-    arrays: AllowMasks | LogitBias | Penalties | None,
+    arrays: LogitBias | Penalties | None,
 ) -> tuple[npt.NDArray[Any], ...] | None:
     """Return the arrays in the order of their fields, which is that of the extension."""
     if arrays is None:
         return None
     return tuple(getattr(arrays, name) for name in arrays.__slots__)
+
+
+def _latch(allow: AllowMasks | None) -> _native.Latch | None:
+    """Return what opens when the masks are filled: the step waits for it before its head."""
+    if allow is None or not allow.filling:
+        return None
+    latch = _native.Latch(len(allow.filling))
+    for part in allow.filling:
+        part.add_done_callback(lambda _: latch.count_down())
+    return latch

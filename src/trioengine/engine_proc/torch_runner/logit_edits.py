@@ -42,6 +42,7 @@ def _allow_only(logits: torch.Tensor, allow: AllowMasks) -> None:
     chosen = np.flatnonzero(allow.row_masks >= 0)
     if not chosen.size:
         return
+    allow.wait()
     words = np.ascontiguousarray(allow.words[allow.row_masks[chosen]])
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
     forbidden = torch.from_numpy(bits == 0).to(logits.device)
