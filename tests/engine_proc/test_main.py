@@ -1,148 +1,34 @@
-"""A real engine process with the simulated model: handshake, work, signals, every way to end."""
+"""A real engine process with the simulated model: handshake, work, signals, its own ends."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
-import zmq
 
-from helpers.server_process import wait_until
-from trioengine.config import EngineConfig, EngineOptions
-from trioengine.heartbeat import HeartbeatPage
-from trioengine.outputs import FinishReason, RequestOutput
+from helpers.engine_under_test import Engine, add
+from trioengine.outputs import FinishReason
 from trioengine.protocol import (
-    PROTOCOL_VERSION,
     Abort,
     Accepted,
-    Add,
     Call,
     CallResult,
-    ClientMessage,
-    EngineMessage,
     Fatal,
-    FrameEncoder,
     Hello,
     Outputs,
     Progress,
     Ready,
     Shutdown,
-    engine_frames,
 )
-from trioengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 pytestmark = pytest.mark.process
-
-PATIENCE_S = 20.0  # a bound for a loaded machine, not an expectation
-TOKEN = "only this incarnation knows"
-
-Message = TypeVar("Message")
-
-
-class Engine:
-    """One engine process and the server's end of its wires. A context manager."""
-
-    def __init__(self, *, token: str = TOKEN, greet: bool = True, **options: Any) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="trioengine-test-"))
-        self._context = zmq.Context()
-        self._push, self._pull = (self._context.socket(kind) for kind in (zmq.PUSH, zmq.PULL))
-        for socket, name in ((self._push, "c"), (self._pull, "o")):
-            socket.set_hwm(0)
-            socket.linger = 0
-            socket.rcvtimeo = socket.sndtimeo = int(PATIENCE_S * 1000)
-            socket.bind(f"ipc://{self.directory}/{name}")
-        HeartbeatPage.create(self.directory / "page")
-        self.page = HeartbeatPage(self.directory / "page", writable=False)
-        self._encoder, self._decoder = FrameEncoder(), engine_frames()
-        options.setdefault("backend", "sim")
-        config = EngineConfig(
-            options=EngineOptions(**options),
-            model_dir=None,
-            model_name="sim",
-            commands_address=f"ipc://{self.directory}/c",
-            outputs_address=f"ipc://{self.directory}/o",
-            token=TOKEN,
-            heartbeat_path=str(self.directory / "page"),
-            runtime_dir=str(self.directory),
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trioengine.engine_proc"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(config) + b"\n")
-        if greet:
-            assert self.receive() == Hello(PROTOCOL_VERSION, TOKEN)
-            self.send(Hello(PROTOCOL_VERSION, token))
-
-    def send(self, *messages: ClientMessage) -> None:
-        for message in messages:
-            self._push.send(self._encoder.encode(message))
-
-    def receive(self) -> EngineMessage:
-        return self._decoder.decode(self._pull.recv())
-
-    def until(self, kind: type[Message]) -> Message:
-        """Return the next message of this kind, dropping others."""
-        while True:
-            message = self.receive()
-            if isinstance(message, kind):
-                return message
-
-    def terminal(self, request_id: int) -> RequestOutput:
-        """Return the terminal of a request with all of its deltas before it merged in."""
-        merged = RequestOutput(request_id)
-        while merged.finish_reason is None:
-            for delta in self.until(Outputs).deltas:
-                if delta.request_id == request_id:
-                    merged.merge(delta)
-        return merged
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE_S)
-
-    def orphan(self) -> float:
-        """Close the lifeline; return how long the process took to end."""
-        assert self.process.stdin is not None
-        begin_s = time.monotonic()
-        self.process.stdin.close()
-        self.wait()
-        return time.monotonic() - begin_s
-
-    def words(self) -> str:
-        """Return all that it wrote; to be asked after its end."""
-        assert self.process.stdout is not None
-        return self.process.stdout.read().decode()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.page.close()
-        self._context.destroy(linger=0)
-        subprocess.run(["rm", "-rf", self.directory], check=True)
-
-
-def add(request_id: int, max_tokens: int = 3) -> Add:
-    return Add(request_id, [300 + request_id] * 20, SamplingParams(max_tokens=max_tokens, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +39,7 @@ def shared() -> Iterator[Engine]:
         yield engine
 
 
-# Work ----------------------------------------------------------------------------------------
+# Work ---------------------------------------------------------------------------------------------
 
 
 def test_progress_then_ready_with_model_and_limits() -> None:
@@ -233,7 +119,7 @@ def test_a_profile_over_the_wire(tmp_path: Path) -> None:
         assert engine.wait() == 0
 
 
-# Ends ----------------------------------------------------------------------------------------
+# Ends ---------------------------------------------------------------------------------------------
 
 
 def test_sighup_ends_it() -> None:
@@ -308,76 +194,3 @@ def test_exits_as_scripted() -> None:
         assert engine.wait() == 70
     with Engine(engine_args={"exit_on_load": 7}) as engine:
         assert engine.wait() == 7
-
-
-# Orphans -------------------------------------------------------------------------------------
-
-WITHIN_S = 1.0
-
-
-def test_an_orphan_ends_while_idle_and_cleans_up() -> None:
-    with Engine() as engine:
-        engine.until(Ready)
-        assert engine.orphan() < WITHIN_S
-        assert engine.process.returncode == 1
-        assert not engine.directory.exists()
-
-
-def test_an_orphan_ends_before_anybody_answered_its_hello() -> None:
-    with Engine(greet=False) as engine:
-        engine.until(Hello)
-        assert engine.orphan() < WITHIN_S
-
-
-def test_an_orphan_ends_while_it_loads() -> None:
-    with Engine(engine_args={"hang_on_load": True}) as engine:
-        engine.until(Progress)
-        assert engine.orphan() < WITHIN_S
-        assert not engine.directory.exists()
-
-
-def test_an_orphan_ends_within_a_step_that_never_does() -> None:
-    with Engine(engine_args={"hang_at_step": 3}) as engine:
-        engine.until(Ready)
-        engine.send(add(1, max_tokens=4000))
-        for _ in range(2):
-            engine.until(Outputs)
-        wait_until(lambda: engine.page.read().step == 3, what="step 3 has begun")
-        assert engine.orphan() < WITHIN_S
-
-
-def test_an_orphan_ends_while_it_decodes() -> None:
-    with Engine() as engine:
-        engine.until(Ready)
-        engine.send(add(1, max_tokens=8000))
-        engine.until(Outputs)
-        assert engine.orphan() < WITHIN_S
-
-
-def test_a_long_step_still_beats() -> None:
-    with Engine(engine_args={"hang_at_step": 1}) as engine:
-        engine.until(Ready)
-        engine.send(add(1))
-        wait_until(lambda: engine.page.read().phase == "step", what="the step has begun")
-        begun_s = engine.page.read().step_started_s
-        wait_until(lambda: engine.page.read().last_beat_s > begun_s, what="a beat within the step")
-
-
-def test_a_pipe_that_nobody_reads_does_not_stop_it() -> None:
-    # The traceback that it prints is larger than a pipe.
-    with Engine(engine_args={"fail_on_load": "x" * 200_000}) as engine:
-        assert len(engine.until(Fatal).cause) > 200_000
-        assert engine.wait() == 1
-
-
-@pytest.mark.parametrize("line", [b"", b"{}\n", b"not json\n"])
-def test_a_bad_first_line_is_an_error(line: bytes) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "trioengine.engine_proc"],
-        input=line,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr

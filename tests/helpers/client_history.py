@@ -1,4 +1,4 @@
-"""Histories of a client and a stepped engine: operations, their interpreter, and what must hold.
+"""Histories of a client and a stepped engine: the interpreter of operations.
 
 A history is a list of operations, drawn by Hypothesis and carried out one after the other in a
 Trio run of its own under a mock clock; between two of them everything that can run has run. What
@@ -15,32 +15,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import trio
-from hypothesis.strategies import (
-    booleans,
-    builds,
-    floats,
-    integers,
-    just,
-    lists,
-    none,
-    one_of,
-    sampled_from,
-)
 from trio.testing import wait_all_tasks_blocked
 
+from helpers.client_operations import (
+    Drain,
+    HangUp,
+    HangUpWithin,
+    Operation,
+    Pass,
+    Read,
+    Step,
+    Submit,
+)
 from helpers.sim_core import VOCAB_SIZE
-from helpers.stepped_engine import PHASES, SteppedEngine
+from helpers.stepped_engine import SteppedEngine
 from trioengine.client.engine_client import EngineClient, SequenceRequest
 from trioengine.client.engine_status import EngineState
 from trioengine.client.sequence import SequenceState
 from trioengine.engine_proc.detokenizer import simulated_vocab
 from trioengine.engine_proc.sim_runner import SimScript
-from trioengine.errors import (
-    OverloadedError,
-    PeerGoneError,
-    TrioEngineError,
-    UnavailableError,
-)
+from trioengine.errors import OverloadedError, PeerGoneError, TrioEngineError, UnavailableError
 from trioengine.protocol import Add, EngineStats, Outputs
 from trioengine.sampling_params import SamplingParams
 
@@ -51,106 +45,13 @@ if TYPE_CHECKING:
     from trioengine.outputs import FinishReason
     from trioengine.protocol import ClientMessage
 
-__all__ = [
-    "Drain",
-    "HangUp",
-    "HangUpWithin",
-    "Pass",
-    "Read",
-    "Step",
-    "Submit",
-    "World",
-    "histories",
-    "open_world",
-    "operation",
-]
+__all__ = ["NUM_BLOCKS", "SEED", "VOCAB", "Client", "World", "open_world"]
 
 SEED = 3
 MAX_QUEUE = 12
 MAX_QUEUE_TIME_S = 2.0
 NUM_BLOCKS = 6
 VOCAB = simulated_vocab(VOCAB_SIZE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Submit:
-    """A client asks for something; a lazy one reads only when it is told to."""
-
-    num_sequences: int
-    prompt_tokens: int
-    max_tokens: int
-    priority: int
-    timeout_s: float | None
-    lazy: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class HangUp:
-    """A client leaves, or is cut off: its owner closes the stream, or its task is cancelled."""
-
-    victim: int
-    how: Literal["client_disconnect", "slow_client", "cancel"]
-
-
-@dataclasses.dataclass(frozen=True)
-class HangUpWithin:
-    """A client leaves at a phase boundary of the next step."""
-
-    victim: int
-    phase: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Read:
-    """A lazy client reads once."""
-
-    reader: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """Time passes."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """The engine runs some turns before anybody else gets to run."""
-
-    turns: int
-
-
-class Drain:
-    """The server begins to drain; the second time it has no patience left."""
-
-    def __repr__(self) -> str:
-        return "Drain()"
-
-
-Operation = Any  # one of the above, or one of a test's own
-
-_submits = builds(
-    Submit,
-    integers(1, 4),
-    integers(1, 30),
-    one_of(integers(1, 3), integers(10, 60)),
-    integers(-1, 1),
-    one_of(none(), floats(0.5, 8.0)),
-    booleans(),
-)
-operation = one_of(
-    _submits,
-    _submits,
-    builds(HangUp, integers(0, 9), sampled_from(["client_disconnect", "slow_client", "cancel"])),
-    builds(HangUpWithin, integers(0, 9), sampled_from(PHASES)),
-    builds(Read, integers(0, 9)),
-    builds(Pass, floats(0.0, 4.0)),
-    builds(Step, integers(1, 4)),
-    builds(Step, integers(1, 12)),
-    just(Drain()),
-)
-histories = lists(operation, min_size=10, max_size=50)
 
 
 class RecordingEngine(SteppedEngine):

@@ -22,7 +22,8 @@ from trioengine.errors import (
 from trioengine.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from helpers.client_history import Client, Submit, World
+    from helpers.client_history import Client, World
+    from helpers.client_operations import Submit
 
 __all__ = [
     "check_counts",

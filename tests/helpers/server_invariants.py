@@ -11,18 +11,19 @@ import msgspec
 
 from helpers.memory_server import NUM_BLOCKS, SCRIPT, TOKENIZER, front
 from helpers.server_operations import CHAT
-from helpers.server_world import SEED, WORDS
 from helpers.sim_core import sim_core
 from helpers.socket_visitor import read_answer
+from helpers.world_request import SEED, WORDS
 from trioengine.client.engine_status import EngineState
 from trioengine.engine_proc.detokenizer import Detokenizer, simulated_vocab
 from trioengine.engine_proc.sim_runner import sim_tokens
 from trioengine.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from helpers.server_world import Request, World
+    from helpers.server_world import World
     from helpers.socket_visitor import Answer
     from helpers.wired_engine import WiredEngine
+    from helpers.world_request import Request
 
 __all__ = ["check_end"]
 

@@ -12,50 +12,16 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from helpers.api_world import CHAT, COMPLETION, PATHS, TOKENIZER, body_for, open_world
 from helpers.openai_shapes import strictly
-from trioengine.engine_proc.sim_runner import SimScript
+from helpers.told_tokens import SEEDED, counts, joined, told
 from trioengine.protocol import Add
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from trio.testing import MockClock
 
-    from helpers.api_world import World
 
 WHOLE: dict[str, type[BaseModel]] = {COMPLETION: Completion, CHAT: ChatCompletion}
 CHUNK: dict[str, type[BaseModel]] = {COMPLETION: Completion, CHAT: ChatCompletionChunk}
-SEEDED = SimScript(num_blocks=256, max_model_len=1024, tokens_from="seed")
-
-
-def joined(events: list[Any], path: str) -> dict[int, dict[str, Any]]:
-    """What a client makes of a stream, by choice."""
-    choices: dict[int, dict[str, Any]] = {}
-    for choice in itertools.chain.from_iterable(event["choices"] for event in events):
-        total = choices.setdefault(
-            choice["index"], {"text": "", "logprobs": {}, "finish_reason": None}
-        )
-        assert total["finish_reason"] is None  # nothing follows the finish
-        said = choice["delta"].get("content", "") if path == CHAT else choice["text"]
-        total["text"] += said
-        total["finish_reason"] = choice["finish_reason"]
-        if choice["finish_reason"] is not None:
-            total["stop_reason"] = choice["stop_reason"]
-        for name, items in (choice["logprobs"] or {}).items():
-            if name != "refusal":
-                total["logprobs"].setdefault(name, []).extend(items)
-    return choices
-
-
-def told(answer: Any, path: str) -> dict[int, dict[str, Any]]:
-    """The same of a whole answer."""
-    return {
-        choice["index"]: {
-            "text": choice["message"]["content"] if path == CHAT else choice["text"],
-            "logprobs": {k: v for k, v in (choice["logprobs"] or {}).items() if k != "refusal"},
-            "finish_reason": choice["finish_reason"],
-            "stop_reason": choice["stop_reason"],
-        }
-        for choice in answer["choices"]
-    }
 
 
 def score_fields(path: str, logprobs: int | None) -> dict[str, Any]:
@@ -98,11 +64,6 @@ async def test_a_stream_joins_to_the_whole_answer(autojump_clock: MockClock) -> 
                 assert events[-1]["choices"] == []
                 assert counts(events[-1]["usage"]) == counts(whole["usage"])
             assert all(("usage" in event) is usage for event in events)
-
-
-def counts(usage: dict[str, Any]) -> list[int]:
-    """Without what the prefix cache held, which is not the same twice."""
-    return [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -279,83 +240,3 @@ async def test_prompt_logprobs(autojump_clock: MockClock) -> None:
         assert set(own) == {"logprob", "rank", "decoded_token"}
         assert len(first["prompt_logprobs"][1]) == 2
         assert second["prompt_logprobs"] == [None]
-
-
-# Scoring, as lm-evaluation-harness does it -------------------------------------------------------
-
-
-def parse_logprobs(outputs: Any, ctxlens: list[int]) -> list[tuple[float, bool]]:
-    """What the harness reads of an answer.
-
-    Source: lm-evaluation-harness, ``LocalCompletionsAPI.parse_logprobs``.
-    """
-    results = []
-    choices = sorted(outputs["choices"], key=lambda choice: choice["index"])
-    for choice, ctxlen in zip(choices, ctxlens, strict=True):
-        token_logprobs = choice["logprobs"]["token_logprobs"][ctxlen:-1]
-        top_logprobs = choice["logprobs"]["top_logprobs"][ctxlen:-1]
-        is_greedy = all(
-            own == max(top.values()) for own, top in zip(token_logprobs, top_logprobs, strict=True)
-        )
-        results.append((sum(token_logprobs), is_greedy))
-    return results
-
-
-@pytest.mark.parametrize("as_ids", [True, False])
-async def test_an_evaluation_harness_can_score(as_ids: bool, autojump_clock: MockClock) -> None:
-    contexts, continuations = ["ab", "a"], ["cd", "efg"]
-    texts = [context + rest for context, rest in zip(contexts, continuations, strict=True)]
-    async with open_world(running=True) as world:
-        body = {
-            "model": "sim", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234,
-            "echo": True, "prompt": [TOKENIZER.encode(text) for text in texts] if as_ids else texts,
-        }  # fmt: skip
-        answer = (await world.api.post(COMPLETION, body)).json
-        scores = parse_logprobs(answer, [len(context) for context in contexts])
-        assert scores == [(-9999.0 * 2, False), (-9999.0 * 3, False)]  # letters are never said
-        for choice, text in zip(answer["choices"], texts, strict=True):
-            assert choice["text"].startswith(text)
-            assert len(choice["logprobs"]["tokens"]) == len(text) + 1
-
-
-async def greedy_continuation(world: World, prompt: list[int], num_tokens: int) -> list[int]:
-    body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "seed": 1234}
-    answer = await world.api.post(COMPLETION, body | {"return_token_ids": True})
-    ids: list[int] = answer.json["choices"][0]["token_ids"]
-    return ids
-
-
-async def test_what_the_model_would_say_is_scored_as_greedy(autojump_clock: MockClock) -> None:
-    async with open_world(running=True, script=SEEDED) as world:
-        prompt = [5, 6]
-        rest = await greedy_continuation(world, prompt, 3)
-        body = {"prompt": [prompt + rest], "max_tokens": 1, "logprobs": 1, "echo": True,
-                "temperature": 0, "seed": 1234}  # fmt: skip
-        answer = (await world.api.post(COMPLETION, body)).json
-        ((score, is_greedy),) = parse_logprobs(answer, [len(prompt)])
-        assert is_greedy
-        assert score == pytest.approx(-3 * math.log(2))
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_scoring_without_output(stream: bool, autojump_clock: MockClock) -> None:
-    async with open_world(running=True) as world:
-        body = {"prompt": ["abc", "d"], "max_tokens": 0, "logprobs": 1, "echo": True}
-        if stream:
-            call = await world.api.post(COMPLETION, body | {"stream": True})
-            choices = joined(call.events[:-1], COMPLETION)
-        else:
-            answer = (await world.api.post(COMPLETION, body)).json
-            choices = told(answer, COMPLETION)
-            assert counts(answer["usage"]) == [4, 0, 4]
-        assert [choices[index]["text"] for index in (0, 1)] == ["abc", "d"]
-        assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
-        assert choices[0]["logprobs"]["token_logprobs"][0] is None
-        assert choices[1]["finish_reason"] == "length"
-
-
-async def test_an_echo_without_output_or_logprobs(autojump_clock: MockClock) -> None:
-    async with open_world(running=True) as world:
-        body = {"prompt": [TOKENIZER.encode("ab")[0], 300], "max_tokens": 0, "echo": True}
-        (choice,) = (await world.api.post(COMPLETION, body)).json["choices"]
-        assert (choice["text"], choice["logprobs"]) == ("a" + TOKENIZER.decode([300]), None)

@@ -97,7 +97,7 @@ QUEUE_SLIPS = (
         "client/engine_client.py",
         "        if deadline_s is not None:\n            stream.timers",
         "        if deadline_s is None:\n            stream.timers",
-        (*HISTORIES, "tests/client/test_engine_client.py"),
+        (*HISTORIES, "tests/client/test_engine_client_time.py"),
     ),
     Mutant(
         "timers-outlive-their-request",

@@ -8,7 +8,7 @@ import trio
 from hypothesis import given
 from trio.testing import MockClock
 
-from helpers.client_history import histories, open_world
+from helpers.client_history import open_world
 from helpers.client_invariants import (
     check_counts,
     check_ends,
@@ -17,9 +17,10 @@ from helpers.client_invariants import (
     check_refusals,
     check_texts,
 )
+from helpers.client_operations import histories
 
 if TYPE_CHECKING:
-    from helpers.client_history import Operation
+    from helpers.client_operations import Operation
 
 
 @given(histories)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import booleans, builds, floats, lists, none, one_of, sampled_from
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from helpers.client_history import World, histories, open_world, operation
+from helpers.client_history import World, open_world
 from helpers.client_invariants import (
     check_counts,
     check_ends,
@@ -18,10 +18,11 @@ from helpers.client_invariants import (
     check_refusals,
     check_texts,
 )
+from helpers.client_operations import histories, operation
 from helpers.stepped_engine import PHASES
 
 if TYPE_CHECKING:
-    from helpers.client_history import Operation
+    from helpers.client_operations import Operation
 
 SETTLE_S = 0.05  # the contract
 KILLED = "the engine process was killed by SIGKILL"
