@@ -16,24 +16,29 @@ count: answers end eight at a time, and a phase has too few of them to tell 5 % 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
+import itertools
 import json
 import math
 import random
 import re
+import select
+import socket
 import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import trio
-
 from trioengine.bench.own_server import own_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 READ_BYTES = 65536
 MOST_MS = 10.0
 LEAST_SHARE = 0.95
 ANSWER_TOKENS = 64
-SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 GENERATED = re.compile(rb"^trioengine_generation_tokens_total(?:{.*})? (\S+)$", re.MULTILINE)
 OVERLOADED = b"HTTP/1.1 429 "
 SEED = 20261202
@@ -48,24 +53,33 @@ def question(number: int) -> bytes:
     return f"{head}{len(body)}\r\n\r\n".encode() + body
 
 
-async def exchange(stream: trio.SocketStream, request: bytes) -> bytes:
-    """Send ``request``; return the whole answer, head included."""
-    await stream.send_all(request)
-    answer = bytearray()
-    while not _is_whole(answer):
-        data = await stream.receive_some(READ_BYTES)
+class Exchange:
+    """One connection, and the request that is under way on it."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setblocking(False)
+        self.answer = b""
+        self.begun_s = 0.0
+
+    def ask(self, request: bytes) -> None:
+        """Begin. A request is small enough to leave at once."""
+        self.answer, self.begun_s = b"", time.perf_counter()
+        self.socket.send(request)
+
+    def is_over(self) -> bool:
+        """Take what has arrived; whether the answer is whole.
+
+        Raises:
+            ConnectionError: The server closed a connection that was to stay.
+        """
+        data = self.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("the server closed a connection that was to stay")
-        answer += data
-    return bytes(answer)
-
-
-def _is_whole(answer: bytearray) -> bool:
-    head, blank, body = answer.partition(b"\r\n\r\n")
-    if not blank:
-        return False
-    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    return len(body) >= int(length)
+        self.answer += data
+        head, blank, body = self.answer.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        return bool(blank) and len(body) >= int(length)
 
 
 @dataclasses.dataclass
@@ -91,47 +105,62 @@ class Tally:
 
 
 class Crowd:
-    """Clients of one server, and the connections that are free."""
+    """Clients of one server: one thread on ``epoll``, since the engine wants the same cores."""
 
     def __init__(self, port: int) -> None:
         self.tally = Tally()
         self._port, self._num_asked = port, 0
-        self._free: collections.deque[trio.SocketStream] = collections.deque()
+        self._poll = select.epoll()
+        self._busy: dict[int, Exchange] = {}
+        self._free: list[Exchange] = []
 
-    async def ask(self) -> None:
-        """Ask once, something that nobody has asked before: no prefix cache shall answer."""
-        stream = self._free.popleft() if self._free else await self._connect()
+    def ask(self) -> None:
+        """Ask something that nobody has asked before: no prefix cache shall answer."""
+        exchange = self._free.pop() if self._free else self._connect()
+        self._busy[exchange.socket.fileno()] = exchange
         self._num_asked += 1
-        request, begin_s = question(self._num_asked), trio.current_time()
-        answer = await exchange(stream, request)
-        self.tally.count(answer, trio.current_time() - begin_s)
-        self._free.append(stream)
+        exchange.ask(question(self._num_asked))
 
-    async def generated(self) -> float:
+    def wait(self, until_s: float) -> int:
+        """Take what arrives until then, or until an answer is whole; return how many are."""
+        ready = self._poll.poll(max(until_s - time.perf_counter(), 0.0))
+        over = [self._busy[number] for number, _ in ready if self._busy[number].is_over()]
+        for exchange in over:
+            self.tally.count(exchange.answer, time.perf_counter() - exchange.begun_s)
+            self._free.append(self._busy.pop(exchange.socket.fileno()))
+        return len(over)
+
+    def generated(self) -> float:
         """Return how many tokens the server has generated so far."""
-        stream = await self._connect()
-        async with stream:
-            found = GENERATED.search(await exchange(stream, SCRAPE))
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as answer:
+            found = GENERATED.search(answer.read())
         if found is None:
             raise ConnectionError("the server counts no tokens")
         return float(found[1])
 
-    async def keep_asking(self) -> None:
-        """Ask, and again when there is an answer, without end."""
-        while True:
-            await self.ask()
+    def _connect(self) -> Exchange:
+        exchange = Exchange(self._port)
+        self._poll.register(exchange.socket.fileno(), select.EPOLLIN)
+        return exchange
 
-    async def arrive(self, rate: float) -> None:
-        """Ask ``rate`` times a second on average, without end."""
-        gaps, due_s = random.Random(SEED), trio.current_time()
-        async with trio.open_nursery() as nursery:
-            while True:
-                due_s += gaps.expovariate(rate)
-                await trio.sleep_until(due_s)
-                nursery.start_soon(self.ask)
 
-    async def _connect(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream("127.0.0.1", self._port)
+def keep_asking(crowd: Crowd, seconds: float) -> None:
+    """Ask again for each answer, so long."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        for _ in range(crowd.wait(end_s)):
+            crowd.ask()
+
+
+def arrive(crowd: Crowd, seconds: float, gaps: Iterator[float]) -> None:
+    """Ask after each of the ``gaps`` (s), so long, whatever has been answered."""
+    due_s = time.perf_counter()
+    end_s = due_s + seconds
+    while due_s < end_s:
+        crowd.wait(due_s)
+        while due_s <= time.perf_counter():
+            crowd.ask()
+            due_s += next(gaps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,22 +172,14 @@ class Outcome:
     refusal_s: list[float]
 
 
-async def watch(crowd: Crowd, seconds: float, *, clients: int = 0, rate: float = 0.0) -> Outcome:
-    """Return what came of ``clients`` that keep asking, or of arrivals at ``rate`` a second.
-
-    The first quarter of the time is not counted.
-    """
-    async with trio.open_nursery() as nursery:
-        for _ in range(clients):
-            nursery.start_soon(crowd.keep_asking)
-        if rate:
-            nursery.start_soon(crowd.arrive, rate)
-        await trio.sleep(seconds / 4)
-        crowd.tally, begin_s, before = Tally(), trio.current_time(), await crowd.generated()
-        await trio.sleep(seconds * 3 / 4)
-        tally, elapsed_s = crowd.tally, trio.current_time() - begin_s
-        tokens = await crowd.generated() - before
-        nursery.cancel_scope.cancel()
+def watch(crowd: Crowd, seconds: float, load: Callable[[Crowd, float], None]) -> Outcome:
+    """Return what came of ``load``. The first quarter of the time is not counted."""
+    load(crowd, seconds / 4)
+    tally, before, begin_s = Tally(), crowd.generated(), time.perf_counter()
+    crowd.tally = tally
+    load(crowd, seconds * 3 / 4)
+    elapsed_s = time.perf_counter() - begin_s
+    tokens = crowd.generated() - before
     arrived = tally.num_answered + len(tally.refusal_s)
     return Outcome(tokens / elapsed_s, arrived / elapsed_s, tally.refusal_s)
 
@@ -184,11 +205,15 @@ def verdict(peak: Outcome, under: Outcome) -> int:
     return int(last_ms >= MOST_MS or share < LEAST_SHARE)
 
 
-async def measure(port: int, places: int, factor: float, seconds: float) -> tuple[Outcome, Outcome]:
+def measure(port: int, places: int, factor: float, seconds: float) -> tuple[Outcome, Outcome]:
     """Return the peak, and what ``factor`` times as many requests made of it."""
-    crowd = Crowd(port)
-    peak = await watch(crowd, seconds, clients=places)
-    return peak, await watch(crowd, seconds, rate=factor * peak.tokens / ANSWER_TOKENS)
+    crowd, random_gaps = Crowd(port), random.Random(SEED)
+    for _ in range(places):
+        crowd.ask()
+    peak = watch(crowd, seconds, keep_asking)
+    rate = factor * peak.tokens / ANSWER_TOKENS
+    gaps = (random_gaps.expovariate(rate) for _ in itertools.count())
+    return peak, watch(crowd, seconds, lambda crowd, time_s: arrive(crowd, time_s, gaps))
 
 
 def main() -> int:
@@ -203,7 +228,7 @@ def main() -> int:
     bounds = ["--max-num-seqs", str(options.running), "--max-queue", str(places)]
     with own_server(options.model, [*bounds, "--log-level", "info", *flags]) as server:
         port = urlsplit(server.url).port or 0
-        peak, under = trio.run(measure, port, places, options.factor, options.seconds)
+        peak, under = measure(port, places, options.factor, options.seconds)
     print(server.engine)
     return verdict(peak, under)
 
