@@ -115,10 +115,11 @@ class Yardstick:
         losses = []
         for start in range(0, len(self._text) - 1, WINDOW):
             window = self._text[start : start + WINDOW + 1]
-            logits = subject.logits(window[:-1]).astype(np.float64)
-            logits -= logits.max(-1, keepdims=True)
+            logits = subject.logits(window[:-1])
+            logits = logits - logits.max(-1, keepdims=True)
             chosen = logits[np.arange(len(logits)), window[1:]]
-            losses += (np.log(np.exp(logits).sum(-1)) - chosen).tolist()
+            sums = np.exp(logits).sum(-1, dtype=np.float64)
+            losses += (np.log(sums) - chosen).tolist()
         return float(np.exp(np.mean(losses)))
 
 

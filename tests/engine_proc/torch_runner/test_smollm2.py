@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -52,10 +52,14 @@ def tokenizer(model_dir: Path) -> Tokenizer:
     return Tokenizer.from_dir(model_dir)
 
 
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> Any:
+    return load_reference(model_dir)
+
+
 def test_greedy_tokens_equal_generate_through_chunks_prefixes_and_preemption(
-    open_runner: OpenRunner, model_dir: Path, tokenizer: Tokenizer
+    open_runner: OpenRunner, model_dir: Path, tokenizer: Tokenizer, reference: Any
 ) -> None:
-    reference = load_reference(model_dir)
     runner = open_runner(model_dir, kv_cache_memory_gib=0.5)
     prompts = [tokenizer.encode(text) for text in PROMPTS]
     with tap_logits(runner) as tap:
@@ -89,7 +93,7 @@ def test_the_model_knows_the_capital_of_france(
 
 
 def test_logprobs_equal_transformers(
-    open_runner: OpenRunner, model_dir: Path, tokenizer: Tokenizer
+    open_runner: OpenRunner, model_dir: Path, tokenizer: Tokenizer, reference: Any
 ) -> None:
     runner = open_runner(model_dir, kv_cache_memory_gib=0.5)
-    check_logprobs(runner, load_reference(model_dir), tokenizer.encode(PROMPTS[3]))
+    check_logprobs(runner, reference, tokenizer.encode(PROMPTS[3]))
