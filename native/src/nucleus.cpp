@@ -13,6 +13,16 @@ constexpr float kLeastBound = 1e-37f;  // what is masked may weigh up to that
 constexpr double kFewTokens = 32.0;    // are sorted rather than probed
 constexpr double kAim = 1.0 / 32.0;    // of the mass in question
 
+constexpr std::size_t kUnitsAhead = 8;
+constexpr int kLineFloats = 16;
+
+void fetch(const LogitsRow& row, int32_t first) {
+  const int unit = first / kUnitColumns;
+  const float* logits = row.unit(unit);
+  const int count = row.unit_count(unit);
+  for (int i = 0; i < count; i += kLineFloats) __builtin_prefetch(logits + i);
+}
+
 bool ranks_before(float weight, int32_t id, float other_weight, int32_t other_id) {
   return weight > other_weight || (weight == other_weight && id < other_id);
 }
@@ -50,15 +60,24 @@ void Nucleus::take_until(const LogitsRow& row, const UnitMasses& units, const Pe
   }
 }
 
-// Takes the units whose likeliest token weighs more than `low`, and no more than `high`.
+// Takes the units whose likeliest token weighs more than `low`, and no more than `high`. They lie
+// far apart in memory: each is asked for a few units before its turn.
 void Nucleus::take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
                    float low, float high) {
+  const std::size_t before = firsts_.size();
+  firsts_.resize(before + static_cast<std::size_t>(row.units));
+  std::size_t end = before;
   for (int unit = 0; unit < row.units; ++unit) {
     const float top = units.top_weight(unit);
-    if (!(top > low && top <= high)) continue;
-    float* const to = weights_.data() + firsts_.size() * kUnitColumns;
-    firsts_.push_back(unit * kUnitColumns);
-    kernels_.exp_unit(row.unit(unit), unit_bits(row, unit), peak.value, factor, to);
+    firsts_[end] = unit * kUnitColumns;
+    end += top > low && top <= high ? 1 : 0;
+  }
+  firsts_.resize(end);
+  for (std::size_t i = before; i < end; ++i) {
+    if (i + kUnitsAhead < end) fetch(row, firsts_[i + kUnitsAhead]);
+    const int unit = firsts_[i] / kUnitColumns;
+    kernels_.exp_unit(row.unit(unit), unit_bits(row, unit), peak.value, factor,
+                      weights_.data() + i * kUnitColumns);
   }
 }
 
