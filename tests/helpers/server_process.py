@@ -168,7 +168,12 @@ class ServerProcess:
         return {name: float(value) for name, _, value in samples if name[:1] not in "#"}
 
     def wait_ready(self, *, timeout_s: float = PATIENCE_S) -> Self:
-        """Wait until ``/health/ready`` is 200."""
+        """Wait until ``/health/ready`` is 200.
+
+        The first time it waits for the server's own word: to be asked 200 times a second is what a
+        server that starts on a busy machine needs least.
+        """
+        self.wait_line("ready after", timeout_s=timeout_s)
         wait_until(
             lambda: self._alive() and self.get("/health/ready")[0] == 200,
             timeout_s=timeout_s,

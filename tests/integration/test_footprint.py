@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-IDLE_S = 10.0
+IDLE_S = 5.0
 IDLE_SHARE = 0.01
 
 
