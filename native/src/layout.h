@@ -29,7 +29,7 @@ enum class Format : int {
   kQ4Min = 3,  // scale * nibble + minimum
 };
 
-static inline size_t quant_bytes(Format format) { return format == Format::kQ8 ? 512 : 256; }
+static constexpr size_t quant_bytes(Format format) { return format == Format::kQ8 ? 512 : 256; }
 
 // One packed weight matrix. A quantised panel is all its groups of weights, then all its scales
 // (16 halves a group), then for kQ4Min all its minima.

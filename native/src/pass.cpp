@@ -121,7 +121,7 @@ void Pass::heads(const Layer& layer, const KvLayer& kv, const Acts& input) {
     return HeadKind::kValue;
   };
   HeadTask task = head_task(layer, kv);
-  claim(row_blocks, row_blocks * all, 1, [&](int index, int after) {
+  claim(apart(plans[0]), row_blocks * all, 1, [&](int index, int after) {
     task.head = index % all;
     task.kind = kind_of(&task.head);
     const std::vector<float>& norm =

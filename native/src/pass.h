@@ -96,9 +96,14 @@ class Pass {
   // Runs `unit` on the units of a matrix product, telling each what comes after it.
   template <class Unit>
   void gemm(const GemmPlan& plan, int grain, const Unit& unit);
+  // True where each thread is to have its own part of the units.
+  bool apart(const GemmPlan& plan) const {
+    return plan.row_blocks > 1 ||
+           (plan.rows <= kSilentRows && plan.weight->format != Format::kBf16);
+  }
   // Calls unit(index, the same thread's probable next one).
   template <class Unit>
-  void claim(int row_blocks, int total, int grain, const Unit& unit);
+  void claim(bool apart, int total, int grain, const Unit& unit);
 
   const StepState& state_;
   const Model& model_;
@@ -115,7 +120,7 @@ class Pass {
 
 template <class Unit>
 void Pass::gemm(const GemmPlan& plan, int grain, const Unit& unit) {
-  claim(plan.row_blocks, plan.total(), grain, [&](int index, int next) {
+  claim(apart(plan), plan.total(), grain, [&](int index, int next) {
     GemmUnit work = plan.unit(index, scratch_);
     if (plan.rows > kSilentRows) work.ahead = plan.weights(next);
     unit(work);
@@ -123,11 +128,12 @@ void Pass::gemm(const GemmPlan& plan, int grain, const Unit& unit) {
 }
 
 // Where all rows are one block the threads take turns, so that together they read the weights in
-// one stream. Else each keeps to its own rows, as far as it can.
+// one stream. Else each keeps to its own rows, as far as it can; and to its own weights where they
+// are quantised and few rows meet them, since kernels then ask for what comes far behind.
 template <class Unit>
-void Pass::claim(int row_blocks, int total, int grain, const Unit& unit) {
+void Pass::claim(bool apart, int total, int grain, const Unit& unit) {
   const int threads = state_.threads;
-  if (row_blocks == 1) {
+  if (!apart) {
     const int stride = grain > 1 ? 1 : threads;
     next_phase().run(total, grain, [&](int index) { unit(index, index + stride); });
   } else {

@@ -12,7 +12,17 @@ namespace {
 #ifndef TRIO_AMX
 constexpr int kPrefetchAhead = 2048;  // bytes; measured best between 1 and 4 KiB
 #endif
-constexpr int kQuantAhead = 3072;  // bytes; measured best of 1, 2, 3, 4 and 8 KiB
+constexpr int kQuantAhead = 2048;      // bytes, into the L1 cache
+constexpr int kQuantFarAhead = 12288;  // into the L2 cache; measured best of 4 to 24 KiB
+
+// Asks for `bytes` of quantised weights in time. Each distance alone is slower: loads from the L2
+// cache are not hidden by far, and those from memory not by near prefetches, too few of which fit.
+TRIO_INLINE void prefetch_quant(const uint8_t* at, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) {
+    prefetch(at + i + kQuantAhead);
+    __builtin_prefetch(at + i + kQuantFarAhead, 0, 2);
+  }
+}
 
 // R rows times C panels, bf16 weights.
 template <int R, int C>
@@ -66,13 +76,15 @@ void multiply_quant_tile(const Linear& w, int panel, const Acts& x, size_t row, 
   const int8_t* input = x.quant + row * width;
   const ActScale* input_scales = x.scales + row * width / kGroup;
   constexpr int32_t zero = F == Format::kQ8 ? 128 : (F == Format::kQ4 ? 8 : 0);
+  // What a group takes of the panel, its scales and minima included, is asked for with each group.
+  constexpr size_t share = quant_bytes(F) + (F == Format::kQ4Min ? 4 : 2) * kLanes;
+  const uint8_t* asking = bytes;
   Vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = vset(0.0f);
   for (int g = 0; g < groups; ++g, bytes += quant_bytes(F)) {
     Vb quads[8];
     for (int v = 0; v < (F == Format::kQ8 ? 8 : 4); ++v) {
       const Vb raw = bload(bytes + v * 64);
-      if (R <= 2) prefetch(bytes + v * 64 + kQuantAhead);
       if constexpr (F == Format::kQ8) {
         quads[v] = raw;
       } else {
@@ -80,10 +92,7 @@ void multiply_quant_tile(const Linear& w, int panel, const Acts& x, size_t row, 
         quads[2 * v + 1] = bhigh(raw);
       }
     }
-    if (R <= 2) {  // of the next panel
-      prefetch(scales + g * kLanes + w.panel_bytes / sizeof *scales);
-      if (F == Format::kQ4Min) prefetch(minima + g * kLanes + w.panel_bytes / sizeof *scales);
-    }
+    if (R <= 2) prefetch_quant(asking + static_cast<size_t>(g) * share, share);
     const Vf scale = vload_half(scales + g * kLanes);
     for (int r = 0; r < R; ++r) {
       const ActScale& s = input_scales[static_cast<size_t>(r) * width / kGroup + static_cast<size_t>(g)];
