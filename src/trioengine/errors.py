@@ -60,7 +60,7 @@ class ConfigError(TrioEngineError):
 class InvalidRequestError(TrioEngineError):
     """The client's fault. ``param`` names the offending field, ``None`` if there is no one field.
 
-    ``http_status`` may be narrowed per instance (404, 405, 408, 413, 415, 431).
+    ``http_status`` may be narrowed per instance (404, 405, 408, 409, 413, 415, 431).
     """
 
     http_status: int = 400  # type: ignore[misc]  # narrowed per instance on purpose
