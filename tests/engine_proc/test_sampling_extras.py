@@ -130,7 +130,8 @@ def test_rows_get_what_their_requests_ask_for_and_nothing_else() -> None:
         got, wanted = getattr(rows, part), getattr(expected, part)
         for name in wanted.__slots__:
             np.testing.assert_array_equal(getattr(got, name), getattr(wanted, name))
-            assert getattr(got, name).dtype == getattr(wanted, name).dtype
+            ours, theirs = np.asarray(getattr(got, name)), np.asarray(getattr(wanted, name))
+            assert ours.dtype == theirs.dtype
     assert rows.masked_token_ids == expected.masked_token_ids
     assert rows.logprobs_k is not None
     assert rows.logprobs_k.tolist() == [4, -1, -1]
