@@ -1,7 +1,4 @@
-"""How much is fuzzed, what, and by how many at once.
-
-`nox -s fuzz -- --cases 20000 --engine native --clients 8`
-"""
+"""How much is fuzzed, and what: `nox -s fuzz -- --cases 20000 --engine native`."""
 
 from __future__ import annotations
 
@@ -22,18 +19,11 @@ SMALL = ("--max-model-len", "128", "--max-num-seqs", "16", "--max-queue", "64")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=2000, help="requests in all; 2000 are the same")
     parser.addoption("--engine", default="sim", help="which engine answers: sim, native, torch")
-    parser.addoption("--clients", type=int, default=1, help="how many ask at the same time")
 
 
 @pytest.fixture(scope="session")
 def cases(request: pytest.FixtureRequest) -> int:
     count: int = request.config.getoption("--cases")
-    return count
-
-
-@pytest.fixture(scope="session")
-def clients(request: pytest.FixtureRequest) -> int:
-    count: int = request.config.getoption("--clients")
     return count
 
 

@@ -6,7 +6,6 @@ schemathesis makes them of ``/openapi.json``: of the types that it names, and of
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -93,16 +92,12 @@ def shares(document: dict[str, Any], cases: int) -> Iterator[tuple[Any, Any, int
 
 
 def test_no_request_of_the_described_kind_or_beside_it_does_harm(
-    server: ServerProcess, document: dict[str, Any], cases: int, clients: int
+    server: ServerProcess, document: dict[str, Any], cases: int
 ) -> None:
     toll = Toll.of(server)
-    with ThreadPoolExecutor(clients) as pool:  # each share is one client's, on one connection
-        works = [pool.submit(fuzz, server, *share, repeatable=cases == REPEATABLE, toll=toll)
-                 for share in shares(document, cases)]  # fmt: skip
-        for work in as_completed(works):
-            if work.exception() is not None:
-                pool.shutdown(cancel_futures=True)
-            work.result()
+    with requests.Session() as session:
+        for operation, mode, count in shares(document, cases):
+            fuzz(server, session, operation, mode, count, repeatable=cases == REPEATABLE, toll=toll)
     print(json.dumps(toll.counted, indent=1))  # noqa: T201  # shown by `-s`
     assert toll.total >= cases * 0.9
     assert toll.share_of(200) > 0.1  # it gets beyond the checks
@@ -110,11 +105,10 @@ def test_no_request_of_the_described_kind_or_beside_it_does_harm(
 
 
 def fuzz(
-    server: ServerProcess, operation: Any, mode: Any, count: int, *,
+    server: ServerProcess, session: Any, operation: Any, mode: Any, count: int, *,
     repeatable: bool, toll: Toll,
 ) -> None:  # fmt: skip
     base_url = f"http://127.0.0.1:{server.port}"
-    session = requests.Session()
 
     @settings(
         max_examples=count, derandomize=repeatable, database=None, deadline=None,
@@ -126,10 +120,9 @@ def fuzz(
         answer = session.request(**arguments, timeout=PATIENCE_S, allow_redirects=False)
         if b'"engine_dead"' in answer.content:
             tail = "\n".join(server.lines[-TAIL_LINES:])
-            pytest.exit(f"the engine died of {[*toll.latest, arguments]}; the server:\n{tail}", 1)
-        toll.latest.append(arguments)
+            pytest.exit(f"the engine died of {toll.latest} or {arguments}; the server:\n{tail}", 1)
+        toll.latest = arguments
         toll.count(f"{operation.method} {operation.path}", answer.status_code)
         check_answer(answer.status_code, dict(answer.headers), answer.content)
 
-    with session:
-        send()
+    send()

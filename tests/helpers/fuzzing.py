@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from helpers.churn import descriptors, have_compiler
@@ -61,8 +60,7 @@ class Toll:
 
     def __init__(self, server_descriptors: int, engine_descriptors: int) -> None:
         self._descriptors = server_descriptors, engine_descriptors
-        self._lock = threading.Lock()
-        self.latest: collections.deque[dict[str, Any]] = collections.deque(maxlen=8)
+        self.latest: dict[str, Any] = {}
         self.counted: dict[str, dict[int, int]] = collections.defaultdict(collections.Counter)
 
     @classmethod
@@ -72,9 +70,8 @@ class Toll:
         return cls(len(descriptors(server.process.pid)), len(descriptors(server.engine_pid)))
 
     def count(self, operation: str, status: int) -> None:
-        """Count one answer, from any thread."""
-        with self._lock:
-            self.counted[operation][status] += 1
+        """Count one answer."""
+        self.counted[operation][status] += 1
 
     @property
     def total(self) -> int:
