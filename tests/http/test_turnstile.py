@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 from helpers.api_world import CHAT, COMPLETION, World, body_for, open_world
 from helpers.demo_app import DemoApp
@@ -79,6 +80,18 @@ async def test_the_clients_id_is_echoed_and_logged(
             f"method=POST path={CHAT} status=429 outcome=overloaded duration_ms=0.0 "
             "client=127.0.0.1 request_id=mine"
         )
+
+
+async def test_a_refusal_that_the_server_cuts_short_is_counted_too(
+    autojump_clock: MockClock,
+) -> None:
+    async with full_world() as world:
+        call = world.api.open_call("POST", CHAT)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await call.run()
+        assert call.status == 0
+        assert world.counted("requests", CHAT, "shutdown") == 1
 
 
 async def test_a_prefix_that_a_proxy_leaves_on_is_taken_off(autojump_clock: MockClock) -> None:

@@ -54,9 +54,13 @@ class Turnstile:
         record.status, record.outcome = answer.status, answer.code
         origin = first_field(scope["headers"], b"origin")
         headers = {**answer.headers, REQUEST_ID: record.request_id, **self._cors.headers(origin)}
-        await _send(answer.status, headers, answer.body, send)
-        record.close(answered=True)
-        self._finished(record)
+        answered = False
+        try:
+            await _send(answer.status, headers, answer.body, send)
+            answered = True
+        finally:
+            record.close(answered=answered, loss="shutdown")  # nothing else cancels it
+            self._finished(record)
         return True
 
     def _concerns(self, scope: Any) -> bool:
