@@ -33,20 +33,19 @@ void Pass::head(int first, int rows, const StepOutput& output) {
 
 // What is needed of a row, and where it goes.
 LogitsLine Pass::logits_line(int row, int slot, int rows, const StepOutput& output) const {
-  const std::size_t units = static_cast<std::size_t>(ceil_div(model_.head().panels,
-                                                              kHeadUnitPanels));
-  const std::size_t at = static_cast<std::size_t>(slot) * units;
+  const UnitNotes::Row notes = space_.notes.row(slot);
   LogitsLine line;
   line.allowed = step_.edits.allowed(row);
-  line.peaks = space_.peaks.data() + at;
+  line.peaks = notes.peaks;
   const SamplingParams params = sampling(row);
   if (params.needs_sums(shape_.vocab)) {
-    line.sums = space_.sums.data() + at;
+    line.sums = notes.sums;
     line.factor = params.inverse();
   }
   if (wants_logprobs(row)) {
-    line.own_peaks = space_.own_peaks.data() + at;
-    line.own_sums = space_.own_sums.data() + at;
+    // Where all is allowed they are the peaks: what costs here is storing the notes of many rows.
+    if (line.allowed.words != nullptr) line.own_peaks = notes.own_peaks;
+    line.own_sums = notes.own_sums;
   }
   if (output.logits != nullptr) {
     line.logits = output.logits + static_cast<std::size_t>(row) *
@@ -73,10 +72,10 @@ bool Pass::wants_logprobs(int row) const {
 // which therefore outlive what sampling does to them.
 int32_t Pass::pick(int row, int slot, const LogitsLine& line, const StepOutput& output) const {
   const int units = ceil_div(model_.head().panels, kHeadUnitPanels);
-  const std::size_t at = static_cast<std::size_t>(slot) * static_cast<std::size_t>(units);
-  const LogitsRow own{line.logits, line.stride, line.own_peaks, line.own_sums, {}, shape_.vocab,
-                      units};
-  const LogitsRow allowed{line.logits,  line.stride,  line.peaks, space_.sums.data() + at,
+  const UnitNotes::Row notes = space_.notes.row(slot);
+  Peak* const own_peaks = line.own_peaks != nullptr ? notes.own_peaks : notes.peaks;
+  LogitsRow own{line.logits, line.stride, own_peaks, notes.own_sums, {}, shape_.vocab, units};
+  const LogitsRow allowed{line.logits,  line.stride,  notes.peaks, notes.sums,
                           line.allowed, shape_.vocab, units};
   LogprobsReader& reader = state_.samplers[static_cast<std::size_t>(thread_)].logprobs;
   const bool told = wants_logprobs(row);
@@ -85,6 +84,10 @@ int32_t Pass::pick(int row, int slot, const LogitsLine& line, const StepOutput& 
   if (told) {
     reader.read(own, step_.logprobs_k[row], output.logprobs.top_ids + top,
                 output.logprobs.top + top);
+    if (line.own_peaks == nullptr && step_.edits.sparse(row)) {  // those will be edited
+      std::copy_n(notes.peaks, units, notes.own_peaks);
+      own.peaks = notes.own_peaks;
+    }
   }
   const int32_t target = step_.targets != nullptr ? step_.targets[row] : -1;
   const int32_t token =

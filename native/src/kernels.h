@@ -140,8 +140,8 @@ struct LogitsLine {
   Peak* peaks = nullptr;      // [units]: the likeliest token of each 64 columns
   float* sums = nullptr;      // [units]; null: not wanted
   float factor = 0.0f;
-  Peak* own_peaks = nullptr;  // [units], whatever is allowed; null: neither they nor their sums are
-  float* own_sums = nullptr;  // [units], their factor is 1
+  Peak* own_peaks = nullptr;  // [units], whatever is allowed; null: not wanted
+  float* own_sums = nullptr;  // [units], likewise, of factor 1; without own_peaks all is allowed
   float* logits = nullptr;    // of the first unit, whatever is allowed; null: not wanted
   std::ptrdiff_t stride = 0;  // from a unit's logits to the next one's
 };

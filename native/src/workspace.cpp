@@ -7,6 +7,8 @@
 namespace trioengine {
 namespace {
 
+constexpr int kLineBytes = 64;
+
 InputForms forms_of_model(const Model& model) {
   InputForms forms;
   for (const Layer& layer : model.layers()) {
@@ -43,6 +45,18 @@ Acts ActsBuffer::view(InputForms forms) const {
   return acts;
 }
 
+UnitNotes::UnitNotes(int rows, int units)
+    : units_(static_cast<std::size_t>(round_up(units, kLineBytes / sizeof(float)))),
+      row_bytes_((units_ * 2 * (sizeof(Peak) + sizeof(float)) / kLineBytes | 1) * kLineBytes),
+      notes_(row_bytes_ * static_cast<std::size_t>(rows)) {}
+
+UnitNotes::Row UnitNotes::row(int index) const {
+  uint8_t* const begin = notes_.as<uint8_t>() + row_bytes_ * static_cast<std::size_t>(index);
+  Peak* const peaks = reinterpret_cast<Peak*>(begin);
+  float* const sums = reinterpret_cast<float*>(peaks + 2 * units_);
+  return {peaks, peaks + units_, sums, sums + units_};
+}
+
 Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_threads,
                      int max_tokens) {
   const ModelShape& shape = model.shape();
@@ -56,12 +70,9 @@ Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_thr
   gated = ActsBuffer(max_tokens, shape.intermediate, kernels.plain_bytes, forms);
   head_input = ActsBuffer(kHeadRows, width, kernels.plain_bytes, forms);
   const int units = ceil_div(model.head().panels, kHeadUnitPanels);
-  const std::size_t told = static_cast<std::size_t>(kHeadRows) * static_cast<std::size_t>(units);
-  peaks.resize(told);
-  own_peaks.resize(told);
-  sums.resize(told);
-  own_sums.resize(told);
-  logits = HugeBuffer(told * kHeadUnitPanels * kLanes * sizeof(float));
+  notes = UnitNotes(kHeadRows, units);
+  logits = HugeBuffer(static_cast<std::size_t>(kHeadRows) * static_cast<std::size_t>(units) *
+                      kHeadUnitPanels * kLanes * sizeof(float));
   tiles.resize(rows);
   fresh.resize(rows);
   const int widest = std::max(shape.padded_head_dim / kLanes, kMostUnitPanels);

@@ -48,24 +48,32 @@ TRIO_INLINE float sum_of(const UnitLogits& unit, float peak, float factor) {
   return vsum(sum);
 }
 
-TRIO_INLINE void tell_unit(const LogitsLine& line, const UnitLogits& unit, uint64_t bits,
-                           int index) {
-  const Peak peak = find_peak(unit, bits, index * kHeadUnitPanels * kLanes);
-  line.peaks[index] = peak;
-  if (line.sums != nullptr) line.sums[index] = sum_of(unit, peak.value, line.factor);
+// As many logits as there are tokens: 64, but for the end of the vocabulary.
+TRIO_INLINE void copy_unit(float* out, const float* values, uint64_t real) {
+  constexpr int kColumns = kHeadUnitPanels * kLanes;
+  if (real == ~uint64_t{0}) {
+    for (int i = 0; i < kColumns; i += kLanes) vstore(out + i, vload(values + i));
+  } else {
+    std::memcpy(out, values, static_cast<size_t>(__builtin_popcountll(real)) * sizeof(float));
+  }
 }
 
-// What the model itself thinks: most often what is there already.
-TRIO_INLINE void tell_own(const LogitsLine& line, const float* values, uint64_t bits,
-                          uint64_t real, int index) {
-  if (bits != real) {
-    const LogitsLine own{{}, line.own_peaks, line.own_sums, 1.0f};
-    return tell_unit(own, load_unit(values, real), real, index);
+TRIO_INLINE void tell_unit(const LogitsLine& line, const float* values, uint64_t bits,
+                           uint64_t real, int index) {
+  const int first = index * kHeadUnitPanels * kLanes;
+  const UnitLogits unit = load_unit(values, bits);
+  const Peak peak = find_peak(unit, bits, first);
+  line.peaks[index] = peak;
+  if (line.sums != nullptr) line.sums[index] = sum_of(unit, peak.value, line.factor);
+  if (line.own_sums == nullptr) return;
+  if (line.own_peaks == nullptr) {
+    line.own_sums[index] = sum_of(unit, peak.value, 1.0f);
+    return;
   }
-  line.own_peaks[index] = line.peaks[index];
-  line.own_sums[index] = line.sums != nullptr && line.factor == 1.0f
-                             ? line.sums[index]
-                             : sum_of(load_unit(values, real), line.peaks[index].value, 1.0f);
+  const UnitLogits all = load_unit(values, real);
+  const Peak own = bits == real ? peak : find_peak(all, real, first);
+  line.own_peaks[index] = own;
+  line.own_sums[index] = sum_of(all, own.value, 1.0f);
 }
 
 void gemm_logits(const GemmUnit& u, const LogitsLine* rows) {
@@ -76,13 +84,8 @@ void gemm_logits(const GemmUnit& u, const LogitsLine* rows) {
     const LogitsLine& line = rows[row];
     const uint64_t bits =
         line.allowed.words == nullptr ? real : allowed_bits(line.allowed, index, vocab);
-    tell_unit(line, load_unit(values, bits), bits, index);
-    if (line.own_peaks != nullptr) tell_own(line, values, bits, real, index);
-    if (line.logits != nullptr) {
-      const int count = __builtin_popcountll(real);
-      std::memcpy(line.logits + index * line.stride, values,
-                  static_cast<size_t>(count) * sizeof(float));
-    }
+    tell_unit(line, values, bits, real, index);
+    if (line.logits != nullptr) copy_unit(line.logits + index * line.stride, values, real);
   });
 }
 
