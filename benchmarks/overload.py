@@ -1,23 +1,23 @@
 """Ten times more requests than the server can answer: how fast the rest is refused, at what cost.
 
     python benchmarks/overload.py                       # 8 running, 8 waiting
-    python benchmarks/overload.py --seconds 40 --factor 30
+    python benchmarks/overload.py --rounds 10 --factor 30
 
-Starts a server of its own with the default model and ``--max-queue`` of twice what runs. First as
-many clients as there are places keep asking, each again when it has its answer: their answers a
-second are the peak. Then requests arrive by themselves, ``--factor`` times as many a second as
-those, at random (a Poisson process), whether or not earlier ones have been answered; each on a
-connection that is open already and that nobody else uses meanwhile. Every refusal is timed, from
-the first byte of the request to the last of the answer. Exits with 1 where their 99th percentile is
-10 ms or more, or the tokens a second have fallen by more than 5 %. (Tokens are the server's own
-count: answers end eight at a time, and a phase has too few of them to tell 5 % by.)
+Starts a server of its own with the default model and ``--max-queue`` of twice what runs. Two phases
+take turns, since a machine's speed moves by more within a minute than what is looked for. In one as
+many clients as there are places keep asking, each again when it has its answer: that is the peak.
+In the other requests arrive by themselves, ``--factor`` times as many a second as can be answered,
+at random (a Poisson process), whether or not earlier ones have been answered; each on a connection
+that is open already and that nobody else uses meanwhile. Every refusal is timed, from the first
+byte of the request to the last of the answer. Exits with 1 where their 99th percentile is 10 ms or
+more, or the tokens a second of all rounds have fallen by more than 5 %. (Tokens are the server's
+own count: answers end eight at a time, and a phase has too few of them to tell 5 % by.)
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import random
@@ -27,13 +27,14 @@ import socket
 import sys
 import time
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from trioengine.bench.own_server import own_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 READ_BYTES = 65536
 MOST_MS = 10.0
@@ -123,12 +124,20 @@ class Crowd:
 
     def wait(self, until_s: float) -> int:
         """Take what arrives until then, or until an answer is whole; return how many are."""
-        ready = self._poll.poll(max(until_s - time.perf_counter(), 0.0))
+        patience_s = None if until_s == math.inf else max(until_s - time.perf_counter(), 0.0)
+        ready = self._poll.poll(patience_s)
         over = [self._busy[number] for number, _ in ready if self._busy[number].is_over()]
         for exchange in over:
             self.tally.count(exchange.answer, time.perf_counter() - exchange.begun_s)
             self._free.append(self._busy.pop(exchange.socket.fileno()))
         return len(over)
+
+    def settle(self, places: int) -> None:
+        """Wait until so few are busy, and let so many be."""
+        while len(self._busy) > places:
+            self.wait(math.inf)
+        while len(self._busy) < places:
+            self.ask()
 
     def generated(self) -> float:
         """Return how many tokens the server has generated so far."""
@@ -152,36 +161,48 @@ def keep_asking(crowd: Crowd, seconds: float) -> None:
             crowd.ask()
 
 
-def arrive(crowd: Crowd, seconds: float, gaps: Iterator[float]) -> None:
-    """Ask after each of the ``gaps`` (s), so long, whatever has been answered."""
+def arrive(crowd: Crowd, seconds: float, *, rate: float, chance: random.Random) -> None:
+    """Ask ``rate`` times a second on average, so long, whatever has been answered."""
     due_s = time.perf_counter()
     end_s = due_s + seconds
     while due_s < end_s:
         crowd.wait(due_s)
         while due_s <= time.perf_counter():
             crowd.ask()
-            due_s += next(gaps)
+            due_s += chance.expovariate(rate)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outcome:
-    """Of one phase: tokens a second, arrivals a second, each refusal's time."""
+    """Of all turns of one phase.
 
-    tokens: float
-    arrivals: float
-    refusal_s: list[float]
+    Attributes:
+        seconds: That were counted.
+        tokens: Generated in them.
+        num_arrived: Requests.
+        refusal_s: How long each refusal took.
+    """
 
+    seconds: float = 0.0
+    tokens: float = 0.0
+    num_arrived: int = 0
+    refusal_s: list[float] = dataclasses.field(default_factory=list)
 
-def watch(crowd: Crowd, seconds: float, load: Callable[[Crowd, float], None]) -> Outcome:
-    """Return what came of ``load``. The first quarter of the time is not counted."""
-    load(crowd, seconds / 4)
-    tally, before, begin_s = Tally(), crowd.generated(), time.perf_counter()
-    crowd.tally = tally
-    load(crowd, seconds * 3 / 4)
-    elapsed_s = time.perf_counter() - begin_s
-    tokens = crowd.generated() - before
-    arrived = tally.num_answered + len(tally.refusal_s)
-    return Outcome(tokens / elapsed_s, arrived / elapsed_s, tally.refusal_s)
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def watch(self, crowd: Crowd, seconds: float, load: Callable[[Crowd, float], None]) -> None:
+        """Add what comes of ``load``. The first quarter of the time is not counted."""
+        load(crowd, seconds / 4)
+        tally, before, begin_s = Tally(), crowd.generated(), time.perf_counter()
+        crowd.tally = tally
+        load(crowd, seconds * 3 / 4)
+        self.seconds += time.perf_counter() - begin_s
+        self.tokens += crowd.generated() - before
+        self.num_arrived += tally.num_answered + len(tally.refusal_s)
+        self.refusal_s += tally.refusal_s
 
 
 def percentile_ms(seconds: list[float], share: float) -> float:
@@ -191,11 +212,12 @@ def percentile_ms(seconds: list[float], share: float) -> float:
 
 def verdict(peak: Outcome, under: Outcome) -> int:
     """Print what was measured and whether it is enough; return the exit code."""
-    share, last_ms = under.tokens / peak.tokens, percentile_ms(under.refusal_s, 0.99)
+    share, last_ms = under.rate / peak.rate, percentile_ms(under.refusal_s, 0.99)
     met = {True: "met", False: "MISSED"}
-    times = under.arrivals * ANSWER_TOKENS / peak.tokens
-    print(f"peak: {peak.tokens:.0f} tok/s")
-    print(f"overload: {under.arrivals:.0f} requests/s, {times:.1f} times what can be answered")
+    arrivals = under.num_arrived / under.seconds
+    times = arrivals * ANSWER_TOKENS / peak.rate
+    print(f"peak: {peak.rate:.0f} tok/s")
+    print(f"overload: {arrivals:.0f} requests/s, {times:.1f} times what can be answered")
     print(f"tokens: {share:.3f} of the peak (at least {LEAST_SHARE}: {met[share >= LEAST_SHARE]})")
     print(
         f"refusals: {len(under.refusal_s)}, p50 {percentile_ms(under.refusal_s, 0.5):.1f} ms, "
@@ -205,15 +227,16 @@ def verdict(peak: Outcome, under: Outcome) -> int:
     return int(last_ms >= MOST_MS or share < LEAST_SHARE)
 
 
-def measure(port: int, places: int, factor: float, seconds: float) -> tuple[Outcome, Outcome]:
-    """Return the peak, and what ``factor`` times as many requests made of it."""
-    crowd, random_gaps = Crowd(port), random.Random(SEED)
-    for _ in range(places):
-        crowd.ask()
-    peak = watch(crowd, seconds, keep_asking)
-    rate = factor * peak.tokens / ANSWER_TOKENS
-    gaps = (random_gaps.expovariate(rate) for _ in itertools.count())
-    return peak, watch(crowd, seconds, lambda crowd, time_s: arrive(crowd, time_s, gaps))
+def measure(port: int, options: argparse.Namespace) -> tuple[Outcome, Outcome]:
+    """Return the peak, and what ``--factor`` times as many requests made of it."""
+    crowd, peak, under, chance = Crowd(port), Outcome(), Outcome(), random.Random(SEED)
+    for number in range(1, options.rounds + 1):
+        crowd.settle(2 * options.running)
+        peak.watch(crowd, options.seconds, keep_asking)
+        rate = options.factor * peak.rate / ANSWER_TOKENS
+        under.watch(crowd, options.seconds, partial(arrive, rate=rate, chance=chance))
+        print(f"round {number}: {under.rate / peak.rate:.3f} of the peak so far", flush=True)
+    return peak, under
 
 
 def main() -> int:
@@ -222,13 +245,12 @@ def main() -> int:
     parser.add_argument("--model")
     parser.add_argument("--running", type=int, default=8)
     parser.add_argument("--factor", type=float, default=10.0)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each of the two phases")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each of the two phases")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each turn")
     options, flags = parser.parse_known_args()
-    places = 2 * options.running
-    bounds = ["--max-num-seqs", str(options.running), "--max-queue", str(places)]
+    bounds = ["--max-num-seqs", str(options.running), "--max-queue", str(2 * options.running)]
     with own_server(options.model, [*bounds, "--log-level", "info", *flags]) as server:
-        port = urlsplit(server.url).port or 0
-        peak, under = measure(port, places, options.factor, options.seconds)
+        peak, under = measure(urlsplit(server.url).port or 0, options)
     print(server.engine)
     return verdict(peak, under)
 

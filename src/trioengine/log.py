@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LineSink", "RateLimit", "configure", "sink"]
 
 MAX_PENDING_BYTES: Final = 1 << 20
-GATHER_S: Final = 0.02  # a line waits so long for others at most: each wake costs the event loop
+GATHER_S: Final = 0.1  # a line waits so long for others at most: each wake costs the event loop
 RATE_WINDOW_S: Final = 60.0
 RATE_LIMIT_RECORDS: Final = 10
 MAX_KINDS: Final = 1000

@@ -255,7 +255,9 @@ class Server:
         from trioengine.http.server import ServerHooks, serve_http
 
         app = create_app(self.client, self.tokenizer, self.config)
-        hooks = ServerHooks(refused=self.client.metrics.requests_rejected.inc)
+        hooks = ServerHooks(
+            refused=self.client.metrics.requests_rejected.inc, turnstile=app.turnstile.refusal
+        )
         try:
             async with trio.open_nursery() as nursery:
                 http = await nursery.start(partial(serve_http, app, self.config, hooks=hooks))

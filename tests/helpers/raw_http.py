@@ -7,12 +7,12 @@ the call returns. Nothing here sleeps: tests wait for bytes, for the end, or for
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import ssl
 import struct
 import threading
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -26,9 +26,10 @@ from trioengine.config import ServerConfig
 from trioengine.http.server import HttpServer, ServerHooks, serve_http
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from trioengine.http.limits import Limits
+    from trioengine.http.turnstile import Refusal
 
 __all__ = [
     "TLS",
@@ -172,7 +173,7 @@ class RawClient:
         self.close()
 
 
-@dataclass
+@dataclasses.dataclass
 class RunningServer:
     """A server under test and what its hooks have said.
 
@@ -237,6 +238,7 @@ async def running(
     uds: Path | None = None,
     limits: Limits | None = None,
     client_tls: ssl.SSLContext | None = None,
+    turnstile: Callable[[h11.Request, tuple[str, int] | None], Refusal | None] | None = None,
     **config: Any,
 ) -> AsyncIterator[RunningServer]:
     """Serve ``app`` for the block on a free port (or ``uds``); it is torn down by cancellation."""
@@ -249,6 +251,8 @@ async def running(
         changed.unpark_all()
 
     hooks = ServerHooks(connections=count, refused=refused.append)
+    if turnstile is not None:
+        hooks = dataclasses.replace(hooks, turnstile=turnstile)
     server_config = ServerConfig(port=0, uds=None if uds is None else str(uds), **config)
     with wall_clock_limit():
         async with trio.open_nursery() as nursery:

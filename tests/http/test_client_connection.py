@@ -232,7 +232,7 @@ async def test_an_owner_that_comes_too_late_is_told_at_once() -> None:
     told: list[str] = []
     with theirs, DisconnectWatcher() as watcher:
         stream = ClientStream(ours, None, slow_client_timeout_s=1)
-        context = ServerContext(LIMITS, lambda _: None)
+        context = ServerContext(LIMITS, lambda _: None, lambda *_: None)
         connection = ClientConnection(ASGIWrapper(DemoApp()), Config(), context, watcher, stream)
         assert "IDLE" in repr(connection)
         connection.lost("slow_client")  # nobody is attached: noted

@@ -1,9 +1,9 @@
 """The application: routes, and what holds for all of them.
 
-Every request passes, in this order: the turnstile, which only a full server closes; an id and a
-record for the log; the answer to a browser's preflight; its API key; then its route. Keys are asked
-for before anything tells which paths exist. Every failure, wherever it comes from, leaves through
-one door (``_on_error``) in one shape.
+Every request passes, in this order: an id and a record for the log; the answer to a browser's
+preflight; its API key; then its route. Keys are asked for before anything tells which paths exist.
+Every failure, wherever it comes from, leaves through one door (``_on_error``) in one shape. Before
+all that stands the ``turnstile``, for whoever serves the app to ask.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trioengine.http.offload import Offload
     from trioengine.text.tokenizer import Tokenizer
 
-__all__ = ["create_app"]
+__all__ = ["App", "create_app"]
 
 
 class _NoSessions(SessionInterface):
@@ -73,10 +73,13 @@ _ROUTES: Final = (
 )
 
 
-class _App(QuartTrio):
+class App(QuartTrio):
     """A Quart app that answers with and without its ``root_path`` in front.
 
     Some proxies strip it from the path, some do not; Quart knows only the latter.
+
+    Attributes:
+        turnstile: Refuses without the app what a full server has no place for.
     """
 
     turnstile: Turnstile
@@ -93,9 +96,12 @@ class _App(QuartTrio):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             scope = scope | {"root_path": "", "path": self._without_prefix(scope["path"])}
-            if await self.turnstile.refuse(scope, send):
-                return
         await super().__call__(scope, receive, send)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What may stand before a route's path."""
+        return ("", self._prefix) if self._prefix != "/" else ("",)
 
     def _without_prefix(self, path: str) -> str:
         stripped = path.removeprefix(self._prefix)
@@ -109,7 +115,7 @@ def create_app(
     config: ServerConfig,
     *,
     offload: Offload | None = None,
-) -> QuartTrio:
+) -> App:
     """Return the application.
 
     Args:
@@ -122,7 +128,7 @@ def create_app(
     Raises:
         ConfigError: An API key is empty.
     """
-    app = _App(config.root_path)
+    app = App(config.root_path)
     front = Front(client, config, tokenizer_source, offload or ThreadOffload())
     app.register_blueprint(health_routes(client))
     app.register_blueprint(openapi_routes(admin=config.enable_admin, keys=bool(all_keys(config))))
@@ -144,9 +150,11 @@ class _Gate:
         self._keys = keys
         self._cors = cors
 
-    def guard(self, app: _App) -> None:
+    def guard(self, app: App) -> None:
         """Stand before every route of ``app``, those that do not exist included."""
-        app.turnstile = Turnstile(self._client, self._keys, self._cors, self._finished)
+        app.turnstile = Turnstile(
+            self._client, self._keys, self._cors, self._finished, prefixes=app.prefixes
+        )
         app.before_request(self._on_request)
         app.after_request(self._on_response)
         app.register_error_handler(Exception, self._on_error)

@@ -11,14 +11,14 @@ events into ASGI messages. What differs here from Hypercorn 0.18, whose internal
   answered before its end, and while the server drains.
 - ``100 Continue`` is sent when the handler asks for the body, not before: a refused client need
   not send it.
-- What is refused here gets OpenAI's error object like everything else.
+- What is refused here gets OpenAI's error object like everything else; so does, without an app,
+  what a full server has no place for (``turnstile``).
 - A reader that waits behind a pipelined request is woken however the request before it ends.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,11 +27,10 @@ import trio
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
-from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.trio.worker_context import WorkerContext
 
-from trioengine.errors import InternalError, UnavailableError
-from trioengine.http.errors import error_body, error_response
+from trioengine.http.asgi_stream import OneShapeStream, content_fields
+from trioengine.http.errors import error_response
 from trioengine.http.request_head import (
     body_too_large,
     check_raw_head,
@@ -40,13 +39,14 @@ from trioengine.http.request_head import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
 
     from trioengine.errors import TrioEngineError
     from trioengine.http.limits import Limits
+    from trioengine.http.turnstile import Refusal
 
 __all__ = ["Http1Protocol", "Phase", "ServerContext"]
 
@@ -68,35 +68,21 @@ class ServerContext(WorkerContext):
     Attributes:
         limits: Bounds of a connection.
         draining: Answers say ``Connection: close`` and mean it.
-        on_refused: Told the error code of each request that was refused before the app saw it.
+        on_refused: Told the error code of each request that was refused for what its bytes are.
+        turnstile: Asked about each request, with its client's address, before the app is.
     """
 
-    def __init__(self, limits: Limits, on_refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        on_refused: Callable[[str], None],
+        turnstile: Callable[[h11.Request, tuple[str, int] | None], Refusal | None],
+    ) -> None:
         super().__init__(max_requests=None)
         self.limits = limits
         self.draining = False
         self.on_refused = on_refused
-
-
-class OneShapeStream(HTTPStream):
-    """An ASGI exchange whose last-resort 500 has a body like every other error."""
-
-    context: ServerContext
-
-    async def _send_error_response(self, status_code: int) -> None:
-        # Also sent, to nobody, when the app was cancelled because its client had gone. So nothing
-        # is logged here; an app that failed was logged by Hypercorn.
-        # A server that leaves at once cancels its apps, too: that is not a failure, but a goodbye.
-        leaving = self.context.draining or trio.current_effective_deadline() == -math.inf
-        error = _goodbye() if leaving else _failure()
-        body = error_body(error)
-        headers = [*_content(body), (b"connection", b"close")]
-        head = Response(stream_id=STREAM_ID, headers=headers, status_code=error.http_status)
-        await self.send(head)
-        if self.scope["method"] != "HEAD":
-            await self.send(Body(stream_id=STREAM_ID, data=body))
-        await self.send(EndBody(stream_id=STREAM_ID))
-        self.state = ASGIHTTPState.CLOSED
+        self.turnstile = turnstile
 
 
 class Http1Protocol(H11Protocol):
@@ -118,6 +104,7 @@ class Http1Protocol(H11Protocol):
         self._held = b""  # a head that waits for its body
         self._turn = trio.Event()  # set when the answer before a pipelined request has ended
         self._input_over = False  # nothing more is parsed
+        self._refusal: Refusal | None = None  # of the request whose end has not been seen
         self._refused = False  # our own answer has taken the place of the app's
         self._talked_on = False  # something came after the last request
 
@@ -136,6 +123,11 @@ class Http1Protocol(H11Protocol):
         """True if the client may still be sending: closing now could cost it our answer."""
         settled = self.connection.their_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
         return not settled or self._talked_on or bool(self.connection.trailing_data[0])
+
+    @property
+    def _is_early(self) -> bool:
+        """True before the end of a body: what answers now must also end the connection."""
+        return self.connection.their_state is h11.SEND_BODY
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -183,6 +175,8 @@ class Http1Protocol(H11Protocol):
                 await self._on_request(event)
             elif isinstance(event, h11.Data):
                 await self._on_data(event)
+            elif self._refusal is not None:  # the end of its request, or of what is there of it
+                await self._turn_away(self._refusal)
             elif isinstance(event, h11.EndOfMessage):
                 await self._tell_app(EndBody(stream_id=STREAM_ID))
             elif event is h11.PAUSED:
@@ -197,7 +191,9 @@ class Http1Protocol(H11Protocol):
             await self.refuse(error)
             return
         await self.send(Updated(idle=False))
-        await self._create_stream(request)
+        self._refusal = self.context.turnstile(request, self.client)
+        if self._refusal is None:
+            await self._create_stream(request)
 
     async def _on_data(self, data: h11.Data) -> None:
         self.body_bytes += len(data.data)
@@ -234,21 +230,30 @@ class Http1Protocol(H11Protocol):
     async def refuse(self, error: TrioEngineError) -> None:
         """Answer ``error`` unless an answer has begun, and end the connection."""
         if self.connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refused = True
+            self._refused = self.closing = True
             self.context.on_refused(error.code)
-            await self._answer(error)
+            answer = error_response(error)
+            await self._answer(answer.status, (), answer.body)
         await self.send(Closed())
 
-    async def _answer(self, error: TrioEngineError) -> None:
-        answer = error_response(error)
-        headers = [
-            *_content(answer.body),
-            (b"connection", b"close"),
-            *self.config.response_headers("h11"),
-        ]
-        events: list[h11.Event] = [h11.Response(status_code=answer.status, headers=headers)]
+    async def _turn_away(self, refusal: Refusal) -> None:
+        """Answer instead of an app. What is left of the body is not waited for."""
+        self._refusal = None
+        self.closing = self.closing or self.context.draining or self._is_early
+        with refusal.sending():
+            await self._answer(refusal.status, refusal.fields, refusal.body)
+        await self._maybe_recycle()
+
+    async def _answer(
+        self, status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> None:
+        """Send a whole answer in one piece."""
+        headers = [*fields, *content_fields(body), *self.config.response_headers("h11")]
+        if self.closing:
+            headers.append((b"connection", b"close"))
+        events: list[h11.Event] = [h11.Response(status_code=status, headers=headers)]
         if not self._head_only:
-            events.append(h11.Data(data=answer.body))
+            events.append(h11.Data(data=body))
         events.append(h11.EndOfMessage())
         sent = [self.connection.send(event) or b"" for event in events]
         await self.send(RawData(data=b"".join(sent)))
@@ -268,8 +273,7 @@ class Http1Protocol(H11Protocol):
             await super().stream_send(event)
 
     async def _send_head(self, event: Response) -> None:
-        early = self.connection.their_state is h11.SEND_BODY  # answered before the body was read
-        self.closing = self.closing or early or self.context.draining
+        self.closing = self.closing or self.context.draining or self._is_early
         headers = list(chain(event.headers, self.config.response_headers("h11")))
         if self.closing and not any(name.lower() == b"connection" for name, _ in headers):
             headers.append((b"connection", b"close"))
@@ -312,18 +316,6 @@ class Http1Protocol(H11Protocol):
         )
         if rest := ahead.lstrip(_BLANK):
             self.connection.receive_data(rest)
-
-
-def _failure() -> TrioEngineError:
-    return InternalError("The server failed to handle this request.")
-
-
-def _goodbye() -> TrioEngineError:
-    return UnavailableError("the server is shutting down", code="draining")
-
-
-def _content(body: bytes) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
 
 
 def _asgi_request(request: h11.Request, state: Any) -> Any:

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any
 
+    import h11
     from hypercorn.typing import ASGIFramework
 
     from trioengine.config import ServerConfig
     from trioengine.http.client_connection import LossReason
     from trioengine.http.listeners import Listener
+    from trioengine.http.turnstile import Refusal
 
 __all__ = ["HttpServer", "ServerHooks", "serve_http"]
 
@@ -61,16 +63,19 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHooks:
-    """What the server tells whoever counts. None may raise or wait.
+    """What the server tells whoever counts, and asks whoever decides. None may raise or wait.
 
     Attributes:
         connections: Number of open connections, on every change.
-        refused: Error code of a request that was refused before the app saw it (400, 408, 413,
+        refused: Error code of a request that was refused for what its bytes are (400, 408, 413,
             431).
+        turnstile: Returns what to answer a request of this client instead of asking the app, if
+            anything.
     """
 
     connections: Callable[[int], None] = _ignore
     refused: Callable[[str], None] = _ignore
+    turnstile: Callable[[h11.Request, tuple[str, int] | None], Refusal | None] = _ignore
 
 
 async def serve_http(
@@ -112,7 +117,7 @@ class HttpServer:
         self._hooks = hooks
         self._limits = limits
         self._hypercorn = _hypercorn_config(config, limits)
-        self._context = ServerContext(limits, hooks.refused)
+        self._context = ServerContext(limits, hooks.refused, hooks.turnstile)
         self._make_stream = _stream_maker(config)
         self._watcher = DisconnectWatcher()
         self._accepting = trio.CancelScope()
