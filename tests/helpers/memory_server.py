@@ -50,7 +50,6 @@ NUM_BLOCKS = 6
 TOKENIZER = Tokenizer.simulated(VOCAB_SIZE)
 CONFIG = ServerConfig(
     uds=str(Path(tempfile.mkdtemp(prefix="histories-of-trioengine-")) / "s"),
-    max_queue_sequences=12,
     max_queue_time_s=2.0,
     drain_timeout_s=3.0,
     death_grace_s=0.5,
@@ -86,10 +85,15 @@ class MemoryServer:
         wakes: bool = False,
         start_s: float = 0.0,
         leave_s: float = 0.0,
+        places: int = 12,
     ) -> None:
         self.start_s, self.leave_s = start_s, leave_s
         self.config = msgspec.structs.replace(
-            CONFIG, engine_restarts=restarts, replay=replay, wake_on_request=wakes
+            CONFIG,
+            max_queue_sequences=places,
+            engine_restarts=restarts,
+            replay=replay,
+            wake_on_request=wakes,
         )
         self.engines: list[MemoryEngine] = []
         self.error: Exception | None = None

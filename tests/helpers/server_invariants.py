@@ -162,6 +162,9 @@ def check_error(world: World, request: Request, code: str, status: int) -> None:
     """An error fits what happened to its request."""
     assert status in (200, STATUS[code]), (status, code)
     match code:
+        case "overloaded":
+            places = world.memory.config.max_queue_sequences
+            assert sum(each.submit.num_choices for each in world.requests) > places
         case "deadline_exceeded":
             assert request.submit.timeout_s is not None
         case "cancelled":

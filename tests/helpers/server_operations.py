@@ -65,6 +65,7 @@ class Setup:
         wakes: ``--wake-on-request``.
         start_s: How long each engine but the first takes to be ready.
         leave_s: How long each takes to hear that it is to leave.
+        places: ``--max-queue``.
     """
 
     restarts: int = 0
@@ -72,6 +73,7 @@ class Setup:
     wakes: bool = False
     start_s: float = 0.0
     leave_s: float = 0.0
+    places: int = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,11 +225,13 @@ class Stop:
     """The server is asked to stop; a second time, it is to leave at once."""
 
 
+MOST_CHOICES: Final = 4  # also the fewest places: fewer would refuse some requests for ever
+
 _submits = builds(
     Submit,
     path=sampled_from([COMPLETION, CHAT]),
     stream=booleans(),
-    num_choices=sampled_from([1, 1, 2, 4, 4]),
+    num_choices=sampled_from([1, 1, 2, MOST_CHOICES, MOST_CHOICES]),
     prompt_size=integers(1, 40),
     max_tokens=sampled_from([1, 2, 5, 20, 40]),
     priority=sampled_from([0, 0, -1, 1]),
@@ -276,5 +280,6 @@ setups = builds(
     wakes=booleans(),
     start_s=sampled_from([0.0, 0.4]),
     leave_s=sampled_from([0.0, 0.2]),
+    places=sampled_from([12, MOST_CHOICES]),
 )
 histories = lists(_operations(), min_size=3, max_size=25)

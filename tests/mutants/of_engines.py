@@ -126,7 +126,7 @@ DRAIN_SLIPS = (
     Mutant(
         "goodbye-is-an-internal-error",
         "an error fits what happened to its request",
-        "http/h1.py",
+        "http/asgi_stream.py",
         "error = _goodbye() if leaving else _failure()",
         "error = _failure()",
     ),

@@ -121,6 +121,21 @@ QUEUE_SLIPS = (
         "",
     ),
     Mutant(
+        "a-refusal-is-not-counted",
+        "the metrics tell what the clients were told",
+        "http/turnstile.py",
+        "            self.finished(self.record)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a-refused-body-is-waited-for",
+        "who is refused is told so at once",
+        "http/h1.py",
+        "            elif self._refusal is not None:",
+        "            elif self._refusal is not None and event is not h11.NEED_DATA:",
+        ("tests/http/test_turnstile.py",),
+    ),
+    Mutant(
         "only-the-first-sequence-is-charged",
         "a request is charged for all its sequences",
         "client/admission.py",
