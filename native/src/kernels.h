@@ -146,6 +146,16 @@ struct LogitsLine {
   std::ptrdiff_t stride = 0;  // from a unit's logits to the next one's
 };
 
+// Some units of a row whose logits lie in memory.
+struct StoredUnits {
+  const float* logits;    // of the row's first unit
+  std::ptrdiff_t stride;  // from a unit's logits to the next one's
+  AllowedTokens allowed;
+  int vocab_size;
+  const int32_t* units;  // which of them
+  int count;
+};
+
 struct KernelTable {
   const char* name;
   size_t plain_bytes;  // of one element of Acts::plain: 2 (bf16) or 4 (float)
@@ -177,8 +187,12 @@ struct KernelTable {
   void (*exp_row)(const float* logits, int count, float shift, float factor, float* out);
   // The same of the tokens of a unit that have a bit, 0 for the others.
   void (*exp_unit)(const float* logits, uint64_t bits, float shift, float factor, float* out);
+  // The same of several units, 64 weights each; returns the sum of those above `bound`.
+  float (*exp_units)(const StoredUnits&, float shift, float factor, float bound, float* out);
   // The sum of a unit as gemm_logits gives it, to the bit.
   float (*sum_unit)(const float* logits, uint64_t bits, float peak, float factor);
+  // A bit for each token of a unit that has one in `bits` and whose logit reaches a threshold.
+  uint64_t (*reaching)(const float* logits, uint64_t bits, float threshold);
   // The sum of the weights above a bound; `count` is a multiple of 64.
   float (*mass_above)(const float* weights, int count, float bound);
   // The places of those above `low`, up to `high`; returns how many.

@@ -13,16 +13,6 @@ constexpr float kLeastBound = 1e-37f;  // what is masked may weigh up to that
 constexpr double kFewTokens = 32.0;    // are sorted rather than probed
 constexpr double kAim = 1.0 / 32.0;    // of the mass in question
 
-constexpr std::size_t kUnitsAhead = 8;
-constexpr int kLineFloats = 16;
-
-void fetch(const LogitsRow& row, int32_t first) {
-  const int unit = first / kUnitColumns;
-  const float* logits = row.unit(unit);
-  const int count = row.unit_count(unit);
-  for (int i = 0; i < count; i += kLineFloats) __builtin_prefetch(logits + i);
-}
-
 bool ranks_before(float weight, int32_t id, float other_weight, int32_t other_id) {
   return weight > other_weight || (weight == other_weight && id < other_id);
 }
@@ -49,42 +39,40 @@ int32_t Nucleus::draw(const LogitsRow& row, const UnitMasses& units, const Peak&
 void Nucleus::take_until(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
                          float factor, const Goal& goal) {
   weights_.resize(static_cast<std::size_t>(row.units) * kUnitColumns);
-  firsts_.clear();
+  units_.clear();
   probes_.assign(1, {2.0f, 0.0});  // no token weighs more than 1
   float low = kFirstBound, high = 2.0f;
   for (;;) {
-    take(row, units, peak, factor, low, high);
-    if (goal.met_by(probe(low).above) || low == kLeastBound) return;
+    const double before = probe(low).above;  // of the units taken for a higher bound
+    probes_.back().above = before + take(row, units, peak, factor, low, high);
+    if (goal.met_by(probes_.back().above) || low == kLeastBound) return;
     high = low;
     low = std::max(low * low, kLeastBound);
   }
 }
 
-// Takes the units whose likeliest token weighs more than `low`, and no more than `high`. They lie
-// far apart in memory: each is asked for a few units before its turn.
-void Nucleus::take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
-                   float low, float high) {
-  const std::size_t before = firsts_.size();
-  firsts_.resize(before + static_cast<std::size_t>(row.units));
+// Takes the units whose likeliest token weighs more than `low`, and no more than `high`; returns
+// the mass of what weighs more than `low` in them.
+double Nucleus::take(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
+                     float factor, float low, float high) {
+  const std::size_t before = units_.size();
+  units_.resize(before + static_cast<std::size_t>(row.units));
   std::size_t end = before;
   for (int unit = 0; unit < row.units; ++unit) {
     const float top = units.top_weight(unit);
-    firsts_[end] = unit * kUnitColumns;
+    units_[end] = unit;
     end += top > low && top <= high ? 1 : 0;
   }
-  firsts_.resize(end);
-  for (std::size_t i = before; i < end; ++i) {
-    if (i + kUnitsAhead < end) fetch(row, firsts_[i + kUnitsAhead]);
-    const int unit = firsts_[i] / kUnitColumns;
-    kernels_.exp_unit(row.unit(unit), unit_bits(row, unit), peak.value, factor,
-                      weights_.data() + i * kUnitColumns);
-  }
+  units_.resize(end);
+  const StoredUnits from{row.logits,     row.stride,  row.allowed,
+                         row.vocab_size, units_.data() + before, static_cast<int>(end - before)};
+  return static_cast<double>(kernels_.exp_units(from, peak.value, factor, low,
+                                                weights_.data() + before * kUnitColumns));
 }
 
 Nucleus::Probe Nucleus::probe(float bound) {
-  const int count = static_cast<int>(firsts_.size()) * kUnitColumns;
   probes_.push_back({bound, static_cast<double>(
-                                kernels_.mass_above(weights_.data(), count, bound))});
+                                kernels_.mass_above(weights_.data(), taken(), bound))});
   return probes_.back();
 }
 
@@ -116,8 +104,12 @@ std::pair<Nucleus::Probe, Nucleus::Probe> Nucleus::narrow(const Goal& goal) {
 
 // The first token in the order of likelihood with which the goal is met, but none behind `last`.
 Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
-  const auto [low, high] = narrow(goal);
+  auto [low, high] = narrow(goal);
   find_between(low.bound, high.bound);
+  if (spots_.empty()) {  // their sums differ by rounding alone
+    high = probes_.front();
+    find_between(low.bound, high.bound);
+  }
   Spot found{0.0f, 0, high.above};
   for (const Spot& spot : spots_) {
     if (last.weight > 0.0f && ranks_before(last.weight, last.id, spot.weight, spot.id)) break;
@@ -129,14 +121,14 @@ Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
 
 // Puts the tokens between two weights into their order.
 void Nucleus::find_between(float low, float high) {
-  const int count = static_cast<int>(firsts_.size()) * kUnitColumns;
   places_.resize(weights_.size());
-  const int found = kernels_.find_between(weights_.data(), count, low, high, places_.data());
+  const int found = kernels_.find_between(weights_.data(), taken(), low, high, places_.data());
   spots_.clear();
   for (int i = 0; i < found; ++i) {
     const int place = places_[static_cast<std::size_t>(i)];
-    const int first = firsts_[static_cast<std::size_t>(place / kUnitColumns)];
-    spots_.push_back({weights_[static_cast<std::size_t>(place)], first + place % kUnitColumns, 0.0});
+    const int unit = units_[static_cast<std::size_t>(place / kUnitColumns)];
+    spots_.push_back({weights_[static_cast<std::size_t>(place)],
+                      unit * kUnitColumns + place % kUnitColumns, 0.0});
   }
   std::sort(spots_.begin(), spots_.end(), [](const Spot& a, const Spot& b) {
     return ranks_before(a.weight, a.id, b.weight, b.id);

@@ -45,8 +45,9 @@ class Nucleus {
 
   void take_until(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
                   const Goal& goal);
-  void take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
-            float low, float high);
+  double take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
+              float low, float high);
+  int taken() const { return static_cast<int>(units_.size()) * kUnitColumns; }
   Probe probe(float bound);
   std::pair<Probe, Probe> narrow(const Goal& goal);
   Spot locate(const Goal& goal, const Spot& last);
@@ -54,7 +55,7 @@ class Nucleus {
 
   const KernelTable& kernels_;
   std::vector<float> weights_;   // of the units taken so far, 0 for what is not allowed
-  std::vector<int32_t> firsts_;  // token of each of those units
+  std::vector<int32_t> units_;   // those
   std::vector<Probe> probes_;
   std::vector<int32_t> places_;
   std::vector<Spot> spots_;

@@ -49,14 +49,9 @@ int32_t LogprobsReader::rank(const LogitsRow& row, float logit) const {
 void LogprobsReader::collect(const LogitsRow& row, float threshold) {
   candidates_.clear();
   if (threshold == std::numeric_limits<float>::infinity()) return;
-  for (int unit = 0; unit < row.units; ++unit) {
-    if (row.peaks[unit].value < threshold) continue;
-    const float* logits = row.unit(unit);
-    const int count = row.unit_count(unit);
-    for (int i = 0; i < count; ++i) {
-      if (logits[i] >= threshold) candidates_.push_back({logits[i], unit * kUnitColumns + i});
-    }
-  }
+  masses_.each_reaching(row, threshold, [this](float logit, int32_t id) {
+    candidates_.push_back({logit, id});
+  });
 }
 
 }  // namespace trioengine

@@ -88,15 +88,9 @@ int32_t Sampler::sample_all(const LogitsRow& row, const Peak& peak, float invers
 
 void Sampler::collect(const LogitsRow& row, float threshold) {
   candidates_.clear();
-  for (int unit = 0; unit < row.units; ++unit) {
-    if (!(row.peaks[unit].value >= threshold)) continue;
-    const float* logits = row.unit(unit);
-    uint64_t bits = unit_bits(row, unit);
-    for (int i = 0; bits != 0; ++i, bits >>= 1) {
-      const bool kept = logits[i] >= threshold && logits[i] > kMinusInfinity;
-      if (kept && (bits & 1) != 0) candidates_.push_back({logits[i], unit * kUnitColumns + i});
-    }
-  }
+  masses_.each_reaching(row, threshold, [&](float logit, int32_t id) {
+    if (logit > kMinusInfinity) candidates_.push_back({logit, id});
+  });
 }
 
 // Sorts by likelihood, then id, and keeps `most`.

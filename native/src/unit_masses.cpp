@@ -40,6 +40,18 @@ double UnitMasses::read(const LogitsRow& row, float shift, float factor) {
   return total;
 }
 
+// The units that hold such a token.
+void UnitMasses::find_reaching(const LogitsRow& row, float threshold) {
+  found_.resize(static_cast<std::size_t>(row.units));
+  std::size_t end = 0;
+  for (int unit = 0; unit < row.units; ++unit) {
+    found_[end] = unit;
+    end += row.peaks[unit].value >= threshold ? 1 : 0;
+  }
+  found_.resize(end);
+  for (std::size_t i = 0; i < std::min(end, kFoundAhead); ++i) fetch_unit(row, found_[i]);
+}
+
 float UnitMasses::reached_by(const LogitsRow& row, int count) {
   if (count > row.units) return -std::numeric_limits<float>::infinity();
   if (count <= kFew) return among_few(row, static_cast<std::size_t>(count));

@@ -102,14 +102,56 @@ float sum_unit(const float* logits, uint64_t bits, float peak, float factor) {
   return sum_of(load_stored_unit(logits, bits), peak, factor);
 }
 
+// The weights of a part of a unit, 0 where there is no bit.
+TRIO_INLINE Vf weigh(const UnitLogits& unit, int part, uint64_t bits, Vf base, Vf scale) {
+  const Vf power = vexp(vmul(vsub(unit.parts[part], base), scale));
+  return vpick(static_cast<unsigned>(bits >> (part * kLanes)) & 0xffffu, power, vset(0.0f));
+}
+
 void exp_unit(const float* logits, uint64_t bits, float shift, float factor, float* out) {
   const UnitLogits unit = load_stored_unit(logits, bits);
-  const Vf base = vset(shift), scale = vset(factor);
   for (int p = 0; p < kHeadUnitPanels; ++p) {
-    const unsigned own = static_cast<unsigned>(bits >> (p * kLanes)) & 0xffffu;
-    const Vf power = vexp(vmul(vsub(unit.parts[p], base), scale));
-    vstore(out + p * kLanes, vpick(own, power, vset(0.0f)));
+    vstore(out + p * kLanes, weigh(unit, p, bits, vset(shift), vset(factor)));
   }
+}
+
+// Units lie far apart, and most of them not in the L2 cache: they are asked for long before their
+// turn, and into that cache, since few requests of the L1 cache are in flight at once.
+constexpr int kUnitsAhead = 24;
+
+TRIO_INLINE void fetch_unit(const StoredUnits& from, int index) {
+  if (index >= from.count) return;
+  const float* logits = from.logits + from.units[index] * from.stride;
+  for (int p = 0; p < kHeadUnitPanels; ++p) __builtin_prefetch(logits + p * kLanes, 0, 2);
+}
+
+float exp_units(const StoredUnits& from, float shift, float factor, float bound, float* out) {
+  const Vf base = vset(shift), scale = vset(factor), least = vset(bound);
+  Vf sums[kHeadUnitPanels];
+  for (Vf& sum : sums) sum = vset(0.0f);
+  for (int i = 0; i < from.count; ++i, out += kHeadUnitPanels * kLanes) {
+    fetch_unit(from, i + kUnitsAhead);
+    const int index = from.units[i];
+    const uint64_t bits = allowed_bits(from.allowed, index, from.vocab_size);
+    const UnitLogits unit = load_stored_unit(from.logits + index * from.stride, bits);
+    for (int p = 0; p < kHeadUnitPanels; ++p) {
+      const Vf weights = weigh(unit, p, bits, base, scale);
+      vstore(out + p * kLanes, weights);
+      sums[p] = vadd_above(sums[p], weights, least);
+    }
+  }
+  return vsum(vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3])));
+}
+
+uint64_t reaching(const float* logits, uint64_t bits, float threshold) {
+  const UnitLogits unit = load_stored_unit(logits, bits);
+  const Vf least = vset(threshold);
+  uint64_t found = 0;
+  for (int p = 0; p < kHeadUnitPanels; ++p) {
+    const unsigned own = vabove(unit.parts[p], least) | vequal(unit.parts[p], least);
+    found |= static_cast<uint64_t>(own) << (p * kLanes);
+  }
+  return found & bits;
 }
 
 float mass_above(const float* weights, int count, float bound) {
@@ -118,7 +160,7 @@ float mass_above(const float* weights, int count, float bound) {
   for (Vf& sum : sums) sum = vset(0.0f);
   for (int i = 0; i < count; i += kHeadUnitPanels * kLanes) {
     for (int p = 0; p < kHeadUnitPanels; ++p) {
-      sums[p] = vadd(sums[p], vkeep_above(vload(weights + i + p * kLanes), least));
+      sums[p] = vadd_above(sums[p], vload(weights + i + p * kLanes), least);
     }
   }
   return vsum(vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3])));

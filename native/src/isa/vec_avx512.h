@@ -51,9 +51,9 @@ TRIO_INLINE Vf vkeep(Vf x, int low, int high, Vf fill) {
 // A bit for each lane equal to x's, the first lane's lowest.
 TRIO_INLINE unsigned vequal(Vf a, Vf x) { return _mm512_cmp_ps_mask(a, x, _CMP_EQ_OQ); }
 TRIO_INLINE unsigned vabove(Vf a, Vf x) { return _mm512_cmp_ps_mask(a, x, _CMP_GT_OQ); }
-// Lanes of x that are above `bound`, 0 elsewhere.
-TRIO_INLINE Vf vkeep_above(Vf x, Vf bound) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ), x);
+// sum + those lanes of x that are above `bound`.
+TRIO_INLINE Vf vadd_above(Vf sum, Vf x, Vf bound) {
+  return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ), sum, x);
 }
 // Lanes of x whose bit is set, `fill` elsewhere.
 TRIO_INLINE Vf vpick(unsigned bits, Vf x, Vf fill) {
