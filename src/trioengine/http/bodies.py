@@ -20,6 +20,8 @@ from trioengine.http.schemas import IGNORED, NOT_SAID, UNSUPPORTED
 from trioengine.http.whole_numbers import WholeNumberDecoder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from msgspec import Raw
 
 __all__ = ["BodyDecoder"]
@@ -37,13 +39,22 @@ _NOOP_BYTES: Final = 64  # no value that changes nothing is longer than this
 
 
 class BodyDecoder(Generic[Body]):
-    """Decodes the bodies of one endpoint."""
+    """Decodes the bodies of one endpoint.
 
-    def __init__(self, body_type: type[Body]) -> None:
+    Args:
+        body_type: What they are.
+        unsupported: Values of undecoded fields that change nothing; any other is refused.
+    """
+
+    def __init__(
+        self, body_type: type[Body], unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED
+    ) -> None:
         self._type = body_type
         self._decoder = msgspec.json.Decoder(body_type)
         self._names = frozenset(body_type.__struct_fields__)
-        self._unsupported = [name for name in UNSUPPORTED if name in self._names]
+        self._unsupported = {
+            name: noops for name, noops in unsupported.items() if name in self._names
+        }
         self._seen: set[str] = set()
 
     def decode(self, data: bytes) -> Body:
@@ -86,9 +97,9 @@ class BodyDecoder(Generic[Body]):
         return WholeNumberDecoder(self._type)
 
     def _refuse_unsupported(self, body: Body) -> None:
-        for name in self._unsupported:
+        for name, noops in self._unsupported.items():
             raw = getattr(body, name)
-            if raw is not NOT_SAID and not _changes_nothing(raw, UNSUPPORTED[name]):
+            if raw is not NOT_SAID and not _changes_nothing(raw, noops):
                 raise InvalidRequestError(
                     f"'{name}' with this value is not supported by this server.", param=name
                 )

@@ -69,6 +69,11 @@ async def chat_job(
     max_sequences = front.client.admission.capacity
     params = checked_params(body, limit, info, max_sequences=max_sequences, num_prompts=1)
     if shape is not None:
+        if params.structured is not None:
+            raise InvalidRequestError(
+                f"'{shape.param}' and '{params.structured.param}' cannot both be given.",
+                param=params.structured.param,
+            )
         params = msgspec.structs.replace(params, structured=shape)
     prompt = await read_chat(front, body, truncator(body, limit, info))
     if prompt.bad_words:

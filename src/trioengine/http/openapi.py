@@ -18,6 +18,7 @@ from trioengine.http.embeddings import EmbeddingRequest
 from trioengine.http.errors import ErrorEnvelope
 from trioengine.http.operations import OPERATIONS
 from trioengine.http.ranges import TokenId, in_range
+from trioengine.http.responses.request import REFUSED, ResponseRequest
 from trioengine.http.schemas import UNSUPPORTED, ChatMessage, CompletionRequest
 from trioengine.http.tokenize import DetokenizeRequest
 from trioengine.version import __version__
@@ -157,7 +158,7 @@ def _documented(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Return ``body`` as a type without undecoded fields and without those that are refused."""
     fields: list[tuple[str, Any, Any]] = []
     for field in msgspec.structs.fields(body):
-        if field.name in UNSUPPORTED:
+        if field.name in (REFUSED if body is ResponseRequest else UNSUPPORTED):
             continue
         if field.type is msgspec.Raw:
             kind = _REQUIRED.get((body, field.name))

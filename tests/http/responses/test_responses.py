@@ -195,6 +195,33 @@ async def test_a_format_that_cannot_be_had_is_refused(
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "temperature": 9}, "temperature"),
+        ({"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"input": "a", "top_logprobs": 1}, "top_logprobs"),
+        ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
+        ({"input": "a", "include": ["thoughts"]}, "include[0]"),
+        ({"input": "a", "stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"input": "a", "messages": [{"role": "user", "content": "b"}]}, "messages"),
+        ({"input": "a", "max_tokens": 5}, "max_tokens"),
+        ({"input": "a", "n": 2}, "n"),
+        ({"input": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"input": "a", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"input": "a", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"input": "a", "reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "a", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": "a", "presence_penalty": 3}, "presence_penalty"),
+        ({"input": "a", "stop": ""}, "stop"),
+        (
+            {
+                "input": "a",
+                "structured_outputs": {"choice": ["b"]},
+                "text": {"format": {"type": "json_object"}},
+            },
+            "structured_outputs",
+        ),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(
@@ -203,6 +230,31 @@ async def test_what_cannot_be_done_is_refused_by_name(
     async with open_world() as world:
         call = await world.api.post(PATH, body)
         assert (call.status, call.error["param"]) == (400, param)
+
+
+async def test_what_asks_for_nothing_else_is_let_pass(autojump_clock: MockClock) -> None:
+    said = {
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+        "tool_choice": "auto",
+        "top_logprobs": 0,
+        "n": 1,
+        "prompt": None,
+    }
+    assert (await post(input="a", max_output_tokens=2, **said)).status == 200
+    streamed = {"stream": True, "stream_options": {"include_obfuscation": False}}
+    assert (await post(input="a", max_output_tokens=2, **streamed)).status == 200
+
+
+async def test_sampling_is_as_in_a_chat(autojump_clock: MockClock) -> None:
+    shape = {"choice": ["blue"]}
+    call = await post(input="a", max_output_tokens=20, structured_outputs=shape, ignore_eos=False)
+    assert Response.model_validate(call.json).output_text == "blue"
+    whole = Response.model_validate((await post(input="a", max_output_tokens=20)).json)
+    stop = whole.output_text[4:7]
+    cut = Response.model_validate((await post(input="a", max_output_tokens=20, stop=stop)).json)
+    assert cut.output_text == whole.output_text[: whole.output_text.index(stop)]
+    assert cut.status == "completed"
 
 
 # The chat that is meant -------------------------------------------------------------------------

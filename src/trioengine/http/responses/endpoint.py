@@ -13,7 +13,7 @@ from trioengine.http.checks import TokenLimit
 from trioengine.http.generate import generate
 from trioengine.http.replies import new_head
 from trioengine.http.responses.replies import ResponseReplies
-from trioengine.http.responses.request import ResponseRequest, as_chat, text_shape
+from trioengine.http.responses.request import REFUSED, ResponseRequest, as_chat, text_shape
 
 if TYPE_CHECKING:
     from trioengine.http.convert import Job
@@ -43,8 +43,7 @@ class _ResponseEndpoint:
         try:
             return await chat_job(front, chat, limit, text_shape(self._body))
         except InvalidRequestError as error:
-            if error.param is not None and error.param.startswith("messages"):
-                error.param = "input"  # the name that the client used
+            error.param = _own_name(error.param)
             raise
 
     def replies(self, job: Job, system_fingerprint: str) -> Replies:
@@ -52,10 +51,19 @@ class _ResponseEndpoint:
         return ResponseReplies(new_head("resp_", job.model, system_fingerprint), self._body)
 
 
+def _own_name(param: str | None) -> str | None:
+    """Return what this endpoint calls a parameter of a chat."""
+    if param is None:
+        return None
+    if param.startswith("messages"):
+        return "input"
+    return {"reasoning_effort": "reasoning.effort"}.get(param, param.replace("].function.", "]."))
+
+
 def response_routes(front: Front) -> Blueprint:
     """Return the route."""
     routes = Blueprint("responses", __name__)
-    decoder = BodyDecoder(ResponseRequest)
+    decoder = BodyDecoder(ResponseRequest, REFUSED)
 
     @routes.post("/v1/responses")
     async def responses() -> Response:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import Raw
 
 from trioengine.errors import InvalidRequestError
 from trioengine.http.schemas import (
     NOT_SAID,
+    UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,
     ContentPart,
@@ -29,9 +31,42 @@ from trioengine.http.tools.request import (
 )
 from trioengine.structured import StructuredOutput
 
-__all__ = ["ResponseRequest", "as_chat", "text_shape"]
+__all__ = ["REFUSED", "ResponseRequest", "as_chat", "text_shape"]
 
 MAX_ITEMS: Final = 16_384
+
+# As ``UNSUPPORTED``: what this endpoint cannot do, and what it calls by another name than chats do.
+REFUSED: Final[dict[str, tuple[Any, ...]]] = UNSUPPORTED | {
+    "prompt": (),
+    "top_logprobs": (0,),
+    "messages": (),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "n": (1,),
+    "logprobs": (False,),
+    "response_format": ({"type": "text"},),
+    "reasoning_effort": (),
+}
+
+# Fields that mean here what they mean in a chat.
+_SHARED: Final = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids",
+    "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words",
+    "allowed_token_ids", "structured_outputs", "chat_template_kwargs", "cache_salt", "priority",
+    "timeout", "parallel_tool_calls",
+)  # fmt: skip
+# What `include` may ask for. The items that all but the last tell more of do not occur here.
+_Included = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "refusal"})
 
 
@@ -94,13 +129,14 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """``reasoning``."""
+    """``reasoning``. Thoughts are told as they are, summary or not."""
 
+    summary: Literal["auto", "concise", "detailed"] | None = None
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True):
-    """Body of ``POST /v1/responses``; ``top_k`` and what follows it are ours."""
+    """Body of ``POST /v1/responses``; ``top_k`` and what follows it are vLLM's and ours."""
 
     model: str | None = None
     input: str | list[InputItem]
@@ -115,6 +151,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled", "auto"] | None = None
+    include: list[_Included] | None = None
+    stream_options: StreamOptions | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -123,9 +161,33 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: Raw = NOT_SAID
+    chat_template_kwargs: Raw = NOT_SAID
+    cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
+
+    prompt: Raw = NOT_SAID
+    top_logprobs: Raw = NOT_SAID
+    messages: Raw = NOT_SAID
+    max_tokens: Raw = NOT_SAID
+    max_completion_tokens: Raw = NOT_SAID
+    n: Raw = NOT_SAID
+    logprobs: Raw = NOT_SAID
+    response_format: Raw = NOT_SAID
+    reasoning_effort: Raw = NOT_SAID
 
 
 def as_chat(body: ResponseRequest) -> ChatCompletionRequest:
@@ -136,26 +198,16 @@ def as_chat(body: ResponseRequest) -> ChatCompletionRequest:
     """
     _refuse(body)
     instructions = [ChatMessage(role="system", content=body.instructions)]
+    shared: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     return ChatCompletionRequest(
-        model=body.model,
+        **shared,
         messages=[*(instructions if body.instructions is not None else ()), *_messages(body)],
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
-        ignore_eos=body.ignore_eos,
-        priority=body.priority,
-        timeout=body.timeout,
-        stream=body.stream,
         # The last event carries the usage, asked for or not.
         stream_options=StreamOptions(include_usage=True) if body.stream else None,
         tools=[_tool(tool, number) for number, tool in enumerate(body.tools or ())] or None,
         tool_choice=_choice(body),
-        parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
-        chat_template_kwargs=NOT_SAID,
     )
 
 
@@ -184,7 +236,15 @@ def _refuse(body: ResponseRequest) -> None:
                 "conversation as 'input'.",
                 param=name,
             )
-    refused = {"background": body.background, "truncation": body.truncation == "auto"}
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "'stream_options' is only allowed with 'stream': true.", param="stream_options"
+        )
+    refused = {
+        "background": body.background,
+        "truncation": body.truncation == "auto",
+        "include": "message.output_text.logprobs" in (body.include or ()),
+    }
     for name, asked in refused.items():
         if asked:
             raise InvalidRequestError(
@@ -210,11 +270,15 @@ def _messages(body: ResponseRequest) -> list[ChatMessage]:
             before.tool_calls = [*(before.tool_calls or ()), *message.tool_calls]
         else:
             messages.append(message)
+    if not messages:
+        raise InvalidRequestError("'input' has no message.", param="input")
     return messages
 
 
 def _message(item: InputItem, param: str) -> ChatMessage | None:
     kind = item.type or "message"
+    if kind.startswith("function_call") and item.call_id is None:
+        raise InvalidRequestError(f"'{param}.call_id' is required.", param=f"{param}.call_id")
     if kind == "message" and item.role is not None and item.content is not None:
         return ChatMessage(role=item.role, content=_content(item.content, param))
     if kind == "function_call" and item.name is not None:
@@ -270,4 +334,6 @@ def _choice(body: ResponseRequest) -> ToolChoice | None:
     choice = body.tool_choice
     if isinstance(choice, FunctionChoice):
         return NamedChoice(function=NamedFunction(name=choice.name))
-    return choice if body.tools else None
+    if choice == "auto" and not body.tools:  # the default, which clients repeat
+        return None
+    return choice
