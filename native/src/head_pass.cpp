@@ -47,6 +47,7 @@ LogitsLine Pass::logits_line(int row, int slot, int rows, const StepOutput& outp
     if (line.allowed.words != nullptr) line.own_peaks = notes.own_peaks;
     line.own_sums = notes.own_sums;
   }
+  line.allowed_only = line.own_sums == nullptr && output.logits == nullptr;
   if (output.logits != nullptr) {
     line.logits = output.logits + static_cast<std::size_t>(row) *
                                       static_cast<std::size_t>(shape_.vocab);

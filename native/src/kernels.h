@@ -143,6 +143,7 @@ struct LogitsLine {
   Peak* own_peaks = nullptr;  // [units], whatever is allowed; null: not wanted
   float* own_sums = nullptr;  // [units], likewise, of factor 1; without own_peaks all is allowed
   float* logits = nullptr;    // of the first unit, whatever is allowed; null: not wanted
+  bool allowed_only = false;  // but no logits of a unit that has no such token, and no own_sums
   std::ptrdiff_t stride = 0;  // from a unit's logits to the next one's
 };
 

@@ -64,7 +64,9 @@ TRIO_INLINE void tell_unit(const LogitsLine& line, const float* values, uint64_t
   const UnitLogits unit = load_unit(values, bits);
   const Peak peak = find_peak(unit, bits, first);
   line.peaks[index] = peak;
-  if (line.sums != nullptr) line.sums[index] = sum_of(unit, peak.value, line.factor);
+  if (line.sums != nullptr) {
+    line.sums[index] = bits == 0 ? 0.0f : sum_of(unit, peak.value, line.factor);
+  }
   if (line.own_sums == nullptr) return;
   if (line.own_peaks == nullptr) {
     line.own_sums[index] = sum_of(unit, peak.value, 1.0f);
@@ -76,6 +78,12 @@ TRIO_INLINE void tell_unit(const LogitsLine& line, const float* values, uint64_t
   line.own_sums[index] = sum_of(all, own.value, 1.0f);
 }
 
+// Most of the vocabulary, where a grammar has few tokens: nothing is computed for it.
+TRIO_INLINE void tell_nothing(const LogitsLine& line, int index) {
+  line.peaks[index] = {-__builtin_inff(), index * kHeadUnitPanels * kLanes};
+  if (line.sums != nullptr) line.sums[index] = 0.0f;
+}
+
 void gemm_logits(const GemmUnit& u, const LogitsLine* rows) {
   const int index = u.panel0 / kHeadUnitPanels;
   const int vocab = u.weight->outputs;
@@ -84,6 +92,7 @@ void gemm_logits(const GemmUnit& u, const LogitsLine* rows) {
     const LogitsLine& line = rows[row];
     const uint64_t bits =
         line.allowed.words == nullptr ? real : allowed_bits(line.allowed, index, vocab);
+    if (bits == 0 && line.allowed_only) return tell_nothing(line, index);
     tell_unit(line, values, bits, real, index);
     if (line.logits != nullptr) copy_unit(line.logits + index * line.stride, values, real);
   });
@@ -99,7 +108,7 @@ TRIO_INLINE UnitLogits load_stored_unit(const float* logits, uint64_t bits) {
 }
 
 float sum_unit(const float* logits, uint64_t bits, float peak, float factor) {
-  return sum_of(load_stored_unit(logits, bits), peak, factor);
+  return bits == 0 ? 0.0f : sum_of(load_stored_unit(logits, bits), peak, factor);
 }
 
 // The weights of a part of a unit, 0 where there is no bit.
