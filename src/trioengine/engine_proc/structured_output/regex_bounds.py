@@ -18,7 +18,7 @@ MAX_NESTING: Final = 100
 MAX_REPETITIONS: Final = 10_000
 
 _TOKEN: Final = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?[^)(]{0,40}?[:>=!])?|\)"
+    r"\(\?[a-zA-Z]*(?:-[a-zA-Z]+)?\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?[^)(]{0,40}?[:>=!])?|\)"
     r"|\{\d*,?\d*\}|[*+?]|.",
     re.DOTALL,
 )
@@ -35,6 +35,9 @@ def check_regex(pattern: str, param: str) -> None:
     last_weight, last_kind = 1, "start"
     for match in _TOKEN.finditer(pattern):
         token = match[0]
+        if token.startswith("(?") and token.endswith(")"):  # flags for what follows
+            last_kind = "start"
+            continue
         if token.startswith("(") and len(weights) > MAX_NESTING:
             raise _refusal(f"groups are nested more than {MAX_NESTING} deep", param)
         if token.startswith("("):
