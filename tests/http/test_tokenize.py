@@ -54,6 +54,14 @@ async def test_the_fields_of_a_chat_count(autojump_clock: MockClock) -> None:
         assert with_prompt.json["count"] > without.json["count"]
 
 
+async def test_null_says_nothing(autojump_clock: MockClock) -> None:
+    nothing = {"add_special_tokens": None, "return_token_strs": None, "model": None}
+    text = await post(TOKENIZE, {"prompt": "a", "messages": None, **nothing})
+    assert text.json["tokens"] == TOKENIZER.encode("a")
+    chat = await post(TOKENIZE, {"prompt": None, "messages": MESSAGES, **nothing})
+    assert chat.json["tokens"] == TOKENIZER.encode(TOKENIZER.render_chat(MESSAGES))
+
+
 async def test_the_spelling_of_tokens_is_the_vocabularys(autojump_clock: MockClock) -> None:
     call = await post(TOKENIZE, {"prompt": "a é", "return_token_strs": True})
     assert call.json["token_strs"] == ["a", "Ġ", "Ã", "©"]
@@ -79,6 +87,7 @@ def test_there_and_back(words: str) -> None:
         (TOKENIZE, {"prompt": "a", "messages": MESSAGES}, "prompt"),
         (TOKENIZE, {"prompt": ["a"]}, "prompt"),
         (TOKENIZE, {"prompt": "\ud800"}, "prompt"),
+        (TOKENIZE, {"prompt": None, "messages": None}, "prompt"),
         (TOKENIZE, {"messages": []}, "messages"),
         (TOKENIZE, {"messages": "a"}, "messages"),
         (TOKENIZE, {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
