@@ -58,9 +58,11 @@ async def test_an_answer_has_the_shape_asked_for(
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
             "response_format",
         ),
+        ({"response_format": format_of(SCHEMA, name=5)}, "response_format"),
+        ({"response_format": format_of({"type": "x"})}, "response_format"),
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": format_of(UNIQUE)}, "response_format"),
         ({"response_format": format_of(UNIQUE, strict=None)}, "response_format"),

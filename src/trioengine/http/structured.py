@@ -52,7 +52,7 @@ def read_structured(body: GenerationRequest) -> StructuredOutput | None:
         name = f"guided_{kind}"
         value = _decoded(getattr(body, name), name)
         if value is not None:
-            asked.append(_of_kind(kind, value, name))
+            asked.append(_of_kind(kind, value, name, name))
     if len(asked) > 1:
         raise InvalidRequestError(
             f"'{asked[0].param}' and '{asked[1].param}' cannot both be given.",
@@ -85,6 +85,8 @@ def _response_format(value: Any) -> StructuredOutput | None:
     if kind == "json_schema":
         outer = value.get("json_schema")
         said = outer if isinstance(outer, dict) else {}
+        if "schema" in said and not isinstance(said.get("name"), str):
+            raise InvalidRequestError(f"'{name}.json_schema.name' must be a string.", param=name)
         return schema_shape(said.get("schema"), said.get("strict"), name, f"{name}.json_schema")
     raise InvalidRequestError(
         "'response_format.type' must be 'text', 'json_object' or 'json_schema'; structural tags "
@@ -138,22 +140,22 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
         if key == "json_object":
             return StructuredOutput("json_object", param=name)
         kind: StructuredKind = next(kind for kind in _KINDS if kind == key)
-        return _of_kind(kind, said[key], name)
+        return _of_kind(kind, said[key], name, f"{name}.{kind}")
     raise InvalidRequestError(
         f"'{name}' must have one of {', '.join(_KINDS)} and json_object.", param=name
     )
 
 
-def _of_kind(kind: StructuredKind, value: Any, name: str) -> StructuredOutput:
+def _of_kind(kind: StructuredKind, value: Any, name: str, place: str) -> StructuredOutput:
     if kind == "json":
         # A schema may come as an object, or as the text of one.
         spec = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     elif kind == "choice":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InvalidRequestError(f"'{name}' must be a list of strings.", param=name)
+            raise InvalidRequestError(f"'{place}' must be a list of strings.", param=name)
         spec = msgspec.json.encode(value).decode()
     elif isinstance(value, str):
         spec = value
     else:
-        raise InvalidRequestError(f"'{name}' must be a string.", param=name)
+        raise InvalidRequestError(f"'{place}' must be a string.", param=name)
     return StructuredOutput(kind, spec, param=name)
