@@ -91,6 +91,7 @@ PARTS = [
 @given(name=st.sampled_from(sorted(FORMATS)), parts=st.lists(st.sampled_from(PARTS), max_size=10))
 @example(name="hermes", parts=[" ", "<tool_call>", call(PLAIN), "</tool_call>", "\n", "x"])
 @example(name="mistral", parts=["x", "[TOOL_CALLS]", "name{}", "[TOOL_CALLS]", "{"])
+@example(name="mistral", parts=[" ", "[TOOL_CALLS]", call(PLAIN)])
 @example(name="json", parts=[call(PLAIN), ",", "x"])
 def test_any_text_reads_the_same_in_any_pieces(name: str, parts: list[str]) -> None:
     text = "".join(parts)

@@ -68,8 +68,10 @@ def mistral(text: str, final: bool) -> Reading:
     """``[TOOL_CALLS] [{"name": …, "arguments": …}]``, or the newer ``[TOOL_CALLS]name{…}``."""
     begin = text.find(_MISTRAL_BEGIN)
     if begin < 0:
-        held = 0 if final else _length_of_beginning(text, _MISTRAL_BEGIN)
-        return Reading(text[: len(text) - held], ())
+        if final:
+            return Reading(text, ())
+        held = _length_of_beginning(text, _MISTRAL_BEGIN)
+        return _reading("", text[: len(text) - held], [])
     calls: list[Call] = []
     at = begin
     while text.startswith(_MISTRAL_BEGIN, at):
