@@ -97,6 +97,11 @@ async def test_a_shorter_vector_where_the_model_allows(autojump_clock: MockClock
         ({"input": "a", "dimensions": "2"}, "dimensions"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": MAX_LEN + 1}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "left"}, "truncation_side"),
+        ({"input": "a", "normalize": False}, "normalize"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
+        ({"input": "a", "endianness": "big"}, "endianness"),
+        ({"input": "a", "messages": [{"role": "user", "content": "b"}]}, "messages"),
         ({"input": "a", "priority": 2**40}, "priority"),
         ({"input": "a", "timeout": 0}, "timeout"),
         ({"input": ["a"] * 1025}, "input"),
@@ -108,6 +113,11 @@ async def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     call = await embed(**body)
     assert (call.status, call.error["param"]) == (400, param)
+
+
+async def test_what_changes_nothing_is_let_pass(autojump_clock: MockClock) -> None:
+    said: dict[str, Any] = {"truncation_side": "right", "normalize": True, "messages": None}
+    assert vectors(await embed(input=[5, 6], **said)) == [vector_of([5, 6])]
 
 
 async def test_what_is_too_long_is_refused_with_the_numbers_or_cut(

@@ -10,7 +10,7 @@ import base64
 import math
 import sys
 from array import array
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import trio
@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from trioengine.http.prompts import Prompt
     from trioengine.protocol import EmbeddingInfo, ModelInfo
 
-__all__ = ["Embedding", "EmbeddingList", "EmbeddingRequest", "embedding_routes"]
+__all__ = ["REFUSED", "Embedding", "EmbeddingList", "EmbeddingRequest", "embedding_routes"]
+
+# vLLM's fields that would give another vector than the one here -> values that change nothing.
+REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "truncation_side": ("right",),
+    "normalize": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+}
 
 _PER_CHECKPOINT: Final = 64  # vectors that are written at a time: 2 ms
 
@@ -54,6 +63,12 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     priority: int | None = None
     timeout: float | None = None
+
+    truncation_side: Raw = NOT_SAID
+    normalize: Raw = NOT_SAID
+    embed_dtype: Raw = NOT_SAID
+    endianness: Raw = NOT_SAID
+    messages: Raw = NOT_SAID
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -94,7 +109,7 @@ class _Tally:
 def embedding_routes(front: Front) -> Blueprint:
     """Return the route."""
     routes = Blueprint("embeddings", __name__)
-    bodies = BodyDecoder(EmbeddingRequest)
+    bodies = BodyDecoder(EmbeddingRequest, REFUSED)
 
     @routes.post("/v1/embeddings")
     async def embeddings() -> Response:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import NODEFAULT
 from quart import Blueprint, Response
 
+from trioengine.http import embeddings
 from trioengine.http.embeddings import EmbeddingRequest
 from trioengine.http.errors import ErrorEnvelope
 from trioengine.http.operations import OPERATIONS
@@ -36,6 +37,10 @@ _JSON: Final = "application/json"
 _REF: Final = "#/components/schemas/{name}"
 
 # Fields that stay undecoded until their size has been looked at, and what they have to be.
+_REFUSED: Final[dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]]] = {
+    ResponseRequest: REFUSED,
+    EmbeddingRequest: embeddings.REFUSED,
+}
 _REQUIRED: Final[dict[tuple[type[msgspec.Struct], str], Any]] = {
     (CompletionRequest, "prompt"): str | list[str | TokenId | list[TokenId]],
     (DetokenizeRequest, "tokens"): list[TokenId],
@@ -158,7 +163,7 @@ def _documented(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Return ``body`` as a type without undecoded fields and without those that are refused."""
     fields: list[tuple[str, Any, Any]] = []
     for field in msgspec.structs.fields(body):
-        if field.name in (REFUSED if body is ResponseRequest else UNSUPPORTED):
+        if field.name in _REFUSED.get(body, UNSUPPORTED):
             continue
         if field.type is msgspec.Raw:
             kind = _REQUIRED.get((body, field.name))
