@@ -103,8 +103,12 @@ async def test_a_stream_that_fails_ends_with_an_error_event(autojump_clock: Mock
         await world.turn(2)
         world.client.abort_all("shutdown")
         await world.settle()
-        last = events_of(call)[-1]
+        failed, last = events_of(call)[-2:]
         assert (last.type, last.code) == ("error", "draining")
+        assert failed.type == "response.failed"
+        assert failed.response.status == "failed"
+        assert failed.response.error is not None
+        assert failed.response.error.message == last.message
 
 
 async def test_it_can_be_cancelled_by_its_id(autojump_clock: MockClock) -> None:

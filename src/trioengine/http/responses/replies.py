@@ -82,15 +82,15 @@ class ResponseReplies:
         """Say nothing: only the last event has a usage."""
 
     def failure(self, error: TrioEngineError) -> bytes:
-        """Return the event that ends a stream which failed."""
-        return self._event(
-            "error",
-            {
-                "code": error.code,
-                "message": error.message.encode("utf-8", "replace").decode(),
-                "param": getattr(error, "param", None),
-            },
-        )
+        """Return the events that end a stream which failed: the response's, and the reason.
+
+        A response has one of OpenAI's codes for its error, the event the same as everywhere here.
+        """
+        message = error.message.encode("utf-8", "replace").decode()
+        failed = self._response("failed", None)
+        failed["error"] = {"code": "server_error", "message": message}
+        reason = {"code": error.code, "message": message, "param": getattr(error, "param", None)}
+        return self._event("response.failed", {"response": failed}) + self._event("error", reason)
 
     def _begin(self, kind: ItemKind) -> bytes:
         """Open an item of this kind, if it is not open already."""
