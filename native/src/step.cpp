@@ -13,6 +13,8 @@
 namespace trioengine {
 namespace {
 
+// Of the cache: what the first dozens of requests take, and supplied within a second on slow hosts.
+constexpr std::size_t kTouchedEarly = std::size_t{128} << 20;
 constexpr int kMostTokens = 1 << 20;  // of a step or a block, so that nothing leaves an int
 
 StepLimits limits_of(const Model& model, const RunnerOptions& options) {
@@ -63,6 +65,7 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
       space_(*model_, kernels, options_.threads, options_.max_tokens),
       cache_(checked_product({block_bytes(model_->shape(), options_.block_size),
                               static_cast<std::size_t>(options_.num_blocks)})),
+      toucher_(cache_, kTouchedEarly),
       phases_(static_cast<std::size_t>(
           Pass::kPhasesPerLayer * model_->shape().layers +
           Pass::kPhasesPerHead * ceil_div(options_.max_tokens, kHeadRows))),

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "page_toucher.h"
 #include "pass.h"
 #include "spans.h"
 #include "thread_pool.h"
@@ -55,6 +56,7 @@ class Runner {
   ThreadPool pool_;
   Workspace space_;
   HugeBuffer cache_;
+  PageToucher toucher_;  // of the cache
   std::vector<Phase> phases_;
   std::vector<RowSampler> samplers_;  // one per thread
   Spans spans_;
