@@ -125,12 +125,21 @@ class Crowd:
     def wait(self, until_s: float) -> int:
         """Take what arrives until then, or until an answer is whole; return how many are."""
         patience_s = None if until_s == math.inf else max(until_s - time.perf_counter(), 0.0)
-        ready = self._poll.poll(patience_s)
-        over = [self._busy[number] for number, _ in ready if self._busy[number].is_over()]
+        ready = [number for number, _ in self._poll.poll(patience_s)]
+        self._drop_closed({number for number in ready if number not in self._busy})
+        busy = [self._busy[number] for number in ready if number in self._busy]
+        over = [exchange for exchange in busy if exchange.is_over()]
         for exchange in over:
             self.tally.count(exchange.answer, time.perf_counter() - exchange.begun_s)
             self._free.append(self._busy.pop(exchange.socket.fileno()))
         return len(over)
+
+    def _drop_closed(self, numbers: set[int]) -> None:
+        """Forget connections that nobody used for so long that the server has closed them."""
+        for exchange in [each for each in self._free if each.socket.fileno() in numbers]:
+            self._free.remove(exchange)
+            self._poll.unregister(exchange.socket.fileno())
+            exchange.socket.close()
 
     def settle(self, places: int) -> None:
         """Wait until so few are busy, and let so many be."""
