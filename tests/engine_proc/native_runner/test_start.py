@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gc
 import json
+import mmap
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from helpers.numpy_llama import NumpyLlama, TinyShape
+from helpers.server_process import wait_until
 from trioengine.config import EngineOptions
 from trioengine.engine_proc import native_runner
 from trioengine.errors import ConfigError
@@ -14,6 +18,8 @@ from trioengine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 @pytest.fixture
@@ -181,3 +187,38 @@ def test_loading_imports_no_torch(tiny: Path) -> None:
         "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def resident_mib() -> float:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * mmap.PAGESIZE / 2**20
+
+
+def system_populates() -> bool:
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        try:
+            page.madvise(MADV_POPULATE_WRITE)
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not system_populates(), reason="Linux from 5.14 on supplies pages unasked")
+@pytest.mark.usefixtures("extension")
+def test_the_first_part_of_the_cache_has_its_memory_before_any_request(tiny: Path) -> None:
+    before = resident_mib()
+    runner = load(tiny, kv_cache_memory_gib=0.25)
+    wait_until(lambda: resident_mib() - before > 120)  # by a thread of its own
+    del runner
+    gc.collect()
+    assert resident_mib() - before < 60
+
+
+@pytest.mark.usefixtures("extension")
+def test_a_runner_need_not_wait_for_its_memory_to_end(tiny: Path) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(5):
+        load(tiny, kv_cache_memory_gib=0.25)
+        gc.collect()
+        assert len(os.listdir("/proc/self/task")) == before
