@@ -9,8 +9,12 @@ import msgspec
 import pytest
 
 from helpers.api_world import CHAT, COMPLETION, body_for, open_world
+from trioengine.http import embeddings
+from trioengine.http.embeddings import EmbeddingRequest
 from trioengine.http.openapi import describe
 from trioengine.http.operations import OPERATIONS
+from trioengine.http.responses import request
+from trioengine.http.responses.request import ResponseRequest
 from trioengine.http.schemas import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
 
 if TYPE_CHECKING:
@@ -53,12 +57,22 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
     assert used == set(document["components"]["schemas"])
 
 
-@pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
-def test_a_body_has_the_fields_that_are_honoured(body: type[msgspec.Struct]) -> None:
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        (ChatCompletionRequest, UNSUPPORTED),
+        (CompletionRequest, UNSUPPORTED),
+        (ResponseRequest, request.REFUSED),
+        (EmbeddingRequest, embeddings.REFUSED),
+    ],
+)
+def test_a_body_has_the_fields_that_are_honoured(
+    body: type[msgspec.Struct], refused: dict[str, object]
+) -> None:
     schemas = describe(OPERATIONS, keys=False)["components"]["schemas"]
     fields = set(schemas[body.__name__]["properties"])
-    assert fields == {field.name for field in msgspec.structs.fields(body)} - set(UNSUPPORTED)
-    assert "temperature" in fields
+    assert fields == {field.name for field in msgspec.structs.fields(body)} - set(refused)
+    assert {"model", "timeout"} < fields
 
 
 def bounds() -> Iterator[tuple[str, str, Any, bool]]:

@@ -36,11 +36,12 @@ Schema = dict[str, Any]
 _JSON: Final = "application/json"
 _REF: Final = "#/components/schemas/{name}"
 
-# Fields that stay undecoded until their size has been looked at, and what they have to be.
+# Fields that are refused where they are no ``UNSUPPORTED``.
 _REFUSED: Final[dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]]] = {
     ResponseRequest: REFUSED,
     EmbeddingRequest: embeddings.REFUSED,
 }
+# Fields that stay undecoded until their size has been looked at, and what they have to be.
 _REQUIRED: Final[dict[tuple[type[msgspec.Struct], str], Any]] = {
     (CompletionRequest, "prompt"): str | list[str | TokenId | list[TokenId]],
     (DetokenizeRequest, "tokens"): list[TokenId],

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import Raw
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -231,9 +232,11 @@ async def test_a_format_that_cannot_be_had_is_refused(
 async def test_what_cannot_be_done_is_refused_by_name(
     body: dict[str, Any], param: str, autojump_clock: MockClock
 ) -> None:
-    async with open_world() as world:
-        call = await world.api.post(PATH, body)
+    # Its engine runs, so that what is let pass by mistake has an answer.
+    async with open_world(running=True) as world:
+        call = await world.api.post(PATH, {"max_output_tokens": 1} | body)
         assert (call.status, call.error["param"]) == (400, param)
+        assert param == "messages" or "'messages'" not in call.error["message"]
 
 
 async def test_what_asks_for_nothing_else_is_let_pass(autojump_clock: MockClock) -> None:
@@ -287,6 +290,41 @@ def test_items_become_turns() -> None:
     assert called.tool_calls is not None
     assert called.tool_calls[0].function.name == "now"
     assert (messages[3].content, messages[3].tool_call_id) == ("noon", "c1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "m"),
+        ("stream", True),
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("top_k", 5),
+        ("min_p", 0.1),
+        ("seed", 7),
+        ("stop", ["x"]),
+        ("stop_token_ids", [5]),
+        ("min_tokens", 3),
+        ("ignore_eos", True),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("presence_penalty", 1.0),
+        ("frequency_penalty", 1.0),
+        ("repetition_penalty", 1.5),
+        ("logit_bias", {5: 1.0}),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [5]),
+        ("structured_outputs", Raw(b'{"choice": ["a"]}')),
+        ("chat_template_kwargs", Raw(b'{"a": 1}')),
+        ("cache_salt", "x"),
+        ("priority", 2),
+        ("timeout", 3.0),
+        ("parallel_tool_calls", False),
+    ],
+)
+def test_what_a_chat_knows_too_means_the_same(name: str, value: object) -> None:
+    asked = as_chat(ResponseRequest(input="a", **{name: value}))  # type: ignore[arg-type]
+    assert getattr(asked, name) == value
 
 
 def test_functions_are_flat_here() -> None:
