@@ -28,7 +28,7 @@ __all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "
 
 _PER_PIECE: Final = 65_536  # of a list that is written: 2 ms
 
-_NOT_SAID: Final = (b"", b"null")
+_NO_MESSAGES: Final = (NOT_SAID, Raw(b"null"))
 _ids: Final = msgspec.json.Decoder(list[int])
 
 
@@ -76,7 +76,7 @@ def tokenize_routes(front: Front) -> Blueprint:
         data = await _body(front)
         body = await front.decode(bodies, data)
         check_model(body.model, front.model_names)
-        if (body.prompt is None) is (bytes(body.messages) in _NOT_SAID):
+        if (body.prompt is None) is (body.messages in _NO_MESSAGES):
             raise InvalidRequestError(
                 "Exactly one of 'prompt' and 'messages' is required.", param="prompt"
             )
