@@ -280,6 +280,6 @@ setups = builds(
     wakes=booleans(),
     start_s=sampled_from([0.0, 0.4]),
     leave_s=sampled_from([0.0, 0.2]),
-    places=sampled_from([12, MOST_CHOICES]),
+    places=sampled_from([12, 12, 12, MOST_CHOICES]),
 )
 histories = lists(_operations(), min_size=3, max_size=25)

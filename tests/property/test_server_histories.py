@@ -14,6 +14,7 @@ from helpers.server_history import run_history
 from helpers.server_operations import (
     COMPLETION,
     Die,
+    Flit,
     Nudge,
     Order,
     Pass,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ASK = Submit(COMPLETION, False, 1, 1, 1, 0, None, False, False, False)
 STREAM = Submit(COMPLETION, True, 1, 1, 2, 0, None, False, False, False)
+LONG = Submit(COMPLETION, True, 1, 1, 40, 0, None, False, False, False)
+MANY = Submit(COMPLETION, True, 4, 1, 40, 0, None, False, False, False)
 LATE = Submit(COMPLETION, False, 1, 1, 1, 0, None, False, True, False)
 
 # Asked to stop within the 50 ms in which a death finds its cause: clients were told `draining`, or
@@ -45,7 +48,13 @@ DIE_BEFORE_THE_BODY = [LATE, Die(None, False, 0.0), Pass(1.0)]
 # Wanted asleep again while it wakes up: who had woken it waited for the next who would.
 DO_NOT_WAKE_AFTER_ALL = [Order(True, 0.0), Order(False, 0.0), Order(True, 0.0), Pass(1.0)]
 
+# These have found nothing, but kill mutants that drawn histories kill only by chance.
+LEAVE_BEHIND_ITS_OWN_ADD = [LONG, Step(1), Flit(LONG, "execute"), Step(1)]
+WAIT_TOO_LONG_IN_THE_QUEUE = [MANY, ASK, Pass(3.0)]
 
+
+@example(LEAVE_BEHIND_ITS_OWN_ADD, Setup())
+@example(WAIT_TOO_LONG_IN_THE_QUEUE, Setup())
 @example(STOP_UPON_DEATH, Setup())
 @example(LEAVE_AT_ONCE, Setup())
 @example(PIPELINE_INTO_A_DRAIN, Setup())
