@@ -243,8 +243,10 @@ def client_words(client: Client | None) -> str:
 def health_words(party: str, phase: str, seen: Observation) -> str:
     """Say what the last probe was told, unless it is chance whether one came in time."""
     at_once = party == "server" and phase in ("starting", "idle", "draining", "restarting")
-    if party == "engine" and phase == "starting" and seen.health == "503 `dead`":
-        return seen.before  # without a grace it is chance whether a probe sees the death
+    # Without a grace it is chance whether a probe sees the death, or anything, before the end.
+    by_chance = ("503 `dead`", "refused") if seen.exit_s is not None else ()
+    if party == "engine" and phase == "starting" and seen.health in by_chance:
+        return seen.before
     return "refused" if at_once and seen.exit_s is not None else seen.health
 
 
