@@ -18,7 +18,7 @@ void Pass::head(int first, int rows, const StepOutput& output) {
   forms.add(model_.head_weight());
   const Acts input = space_.head_input.view(forms);
   next_phase().run(rows, 1, [&](int row) {
-    kernels_.norm(hidden_row(step_.logits_rows[first + row]), width(), shape_.hidden,
+    kernels_.norm(hidden_row(residual_row(first + row)), width(), shape_.hidden,
                   model_.final_norm(), shape_.eps, 1, input, row);
   });
   if (step_.edits.allow.filled != nullptr) step_.edits.allow.filled->wait();
@@ -29,6 +29,12 @@ void Pass::head(int first, int rows, const StepOutput& output) {
   next_phase().run(rows, 1, [&](int row) {
     output.tokens[first + row] = pick(first + row, row, lines[row], output);
   });
+}
+
+// The row of the residual whose logits a row wants.
+int Pass::residual_row(int row) const {
+  const int token = step_.logits_rows[row];
+  return state_.wanted != nullptr ? state_.wanted->place(token) : token;
 }
 
 // What is needed of a row, and where it goes.

@@ -36,7 +36,7 @@ Pass::Pass(const StepState& state, const StepView& step, int thread)
       thread_(thread),
       own_(space_.threads[static_cast<std::size_t>(thread)]),
       scratch_(own_.gemm.as<float>()),
-      hidden_(space_.hidden.as<float>()) {}
+      rows_(state.all) {}
 
 void Pass::run(const StepOutput& output) {
   for (std::size_t i = 0; i < model_.layers().size(); ++i) layer(i);
@@ -46,7 +46,7 @@ void Pass::run(const StepOutput& output) {
 }
 
 float* Pass::hidden_row(int row) const {
-  return hidden_ + static_cast<std::size_t>(row) * static_cast<std::size_t>(width());
+  return rows_.hidden + static_cast<std::size_t>(row) * static_cast<std::size_t>(width());
 }
 
 KvLayer Pass::kv_layer(std::size_t layer) const {
@@ -56,36 +56,50 @@ KvLayer Pass::kv_layer(std::size_t layer) const {
           shape_.padded_head_dim};
 }
 
+// The last layer goes on, once its keys and values are written, with the wanted rows alone.
 void Pass::layer(std::size_t index) {
   const Layer& layer = model_.layers()[index];
   const KvLayer kv = kv_layer(index);
-  const Acts first = norm(layer.input_norm.data(), forms_of(layer), index == 0);
-  heads(layer, kv, first);
+  const bool narrow = state_.wanted != nullptr && index + 1 == model_.layers().size();
+  const int all = shape_.heads + 2 * shape_.kv_heads;
+  const Acts input = norm(layer.input_norm.data(), forms_of(layer),
+                          index == 0 ? Origin::kTokens : Origin::kResidual);
+  heads(layer, kv, input, narrow ? shape_.heads : 0, all);
+  if (narrow) {
+    rows_ = state_.last;
+    if (rows_.count == 0) return;
+    const Acts wanted =
+        norm(layer.input_norm.data(), forms_of(layer.query), Origin::kAllRows);
+    heads(layer, kv, wanted, 0, shape_.heads);
+  }
+  attention_and_mlp(layer, kv);
+}
+
+// What a layer does with its queries.
+void Pass::attention_and_mlp(const Layer& layer, const KvLayer& kv) {
   const Acts attended = space_.attended.view(forms_of(layer.output));
   attend(layer, kv, attended);
   add_to_hidden(layer.output->view(), attended);
-  const Acts second = norm(layer.post_norm.data(), forms_of(layer.gate_up), false);
+  const Acts normed =
+      norm(layer.post_norm.data(), forms_of(layer.gate_up), Origin::kResidual);
   const Acts gated = space_.gated.view(forms_of(layer.down));
-  gemm(plan_gemm(kernels_, layer.gate_up->view(), second, step_.num_tokens, kSwigluPanels,
+  gemm(plan_gemm(kernels_, layer.gate_up->view(), normed, rows_.count, kSwigluPanels,
                  state_.threads),
        1, [&](const GemmUnit& unit) { kernels_.gemm_swiglu(unit, gated); });
   add_to_hidden(layer.down->view(), gated);
 }
 
-// Norms the residual, after looking the tokens up if this is the first norm of the step. A few
-// rows are normed by every thread for itself, which is cheaper than waiting for one another;
-// `embed` then still needs a phase, since the residual is shared.
-Acts Pass::norm(const float* weight, InputForms forms, bool embed) {
-  const int rows = step_.num_tokens;
+// Norms the residual, after fetching its rows from elsewhere where a part of the step begins. A few
+// rows are normed by every thread for itself, which is cheaper than waiting for one another; what is
+// fetched still needs a phase, since the residual is shared.
+Acts Pass::norm(const float* weight, InputForms forms, Origin origin) {
+  const int rows = rows_.count;
   Phase& phase = next_phase();
   const bool own = rows <= kOwnNormRows;
   const Acts out = (own ? own_.normed : space_.normed).view(forms);
-  if (embed || !own) {
+  if (origin != Origin::kResidual || !own) {
     phase.run_ranges(thread_, state_.threads, rows, [&](int row) {
-      if (embed) {
-        kernels_.embed(model_.embedding(), shape_.hidden, step_.token_ids + row, 1,
-                       hidden_row(row), width());
-      }
+      fetch_row(origin, row);
       if (!own) norm_rows(weight, out, row, 1);
     });
   }
@@ -93,22 +107,33 @@ Acts Pass::norm(const float* weight, InputForms forms, bool embed) {
   return out;
 }
 
+void Pass::fetch_row(Origin origin, int row) const {
+  if (origin == Origin::kTokens) {
+    kernels_.embed(model_.embedding(), shape_.hidden, step_.token_ids + row, 1, hidden_row(row),
+                   width());
+  } else if (origin == Origin::kAllRows) {
+    const float* from = state_.all.hidden + static_cast<std::size_t>(state_.wanted->tokens()[row]) *
+                                                static_cast<std::size_t>(width());
+    std::copy_n(from, width(), hidden_row(row));
+  }
+}
+
 void Pass::norm_rows(const float* weight, const Acts& out, int row, int rows) const {
   kernels_.norm(hidden_row(row), width(), shape_.hidden, weight, shape_.eps, rows, out, row);
 }
 
 void Pass::add_to_hidden(const Linear& w, const Acts& input) {
-  const int panels = balanced_panels(w, step_.num_tokens, state_.threads);
-  gemm(plan_gemm(kernels_, w, input, step_.num_tokens, panels, state_.threads), 1,
-       [&](const GemmUnit& unit) { kernels_.gemm_add(unit, hidden_, width()); });
+  const int panels = balanced_panels(w, rows_.count, state_.threads);
+  gemm(plan_gemm(kernels_, w, input, rows_.count, panels, state_.threads), 1,
+       [&](const GemmUnit& unit) { kernels_.gemm_add(unit, rows_.hidden, width()); });
 }
 
-// Queries, keys and values: a unit is one head of a block of rows.
-void Pass::heads(const Layer& layer, const KvLayer& kv, const Acts& input) {
+// Some of the queries, keys and values, in this order: a unit is one head of a block of rows.
+void Pass::heads(const Layer& layer, const KvLayer& kv, const Acts& input, int begin, int end) {
   const int panels = shape_.padded_head_dim / kLanes;
-  const int kv_heads = shape_.kv_heads, all = shape_.heads + 2 * kv_heads;
+  const int kv_heads = shape_.kv_heads, count = end - begin;
   const auto plan_of = [&](const PackedPtr& weight) {
-    return plan_gemm(kernels_, weight->view(), input, step_.num_tokens, panels, state_.threads);
+    return plan_gemm(kernels_, weight->view(), input, rows_.count, panels, state_.threads);
   };
   const GemmPlan plans[] = {plan_of(layer.query), plan_of(layer.key), plan_of(layer.value)};
   // All three have the inputs and so the blocks of rows of the queries.
@@ -121,19 +146,19 @@ void Pass::heads(const Layer& layer, const KvLayer& kv, const Acts& input) {
     return HeadKind::kValue;
   };
   HeadTask task = head_task(layer, kv);
-  claim(apart(plans[0]), row_blocks * all, 1, [&](int index, int after) {
-    task.head = index % all;
+  claim(apart(plans[0]), row_blocks * count, 1, [&](int index, int after) {
+    task.head = begin + index % count;
     task.kind = kind_of(&task.head);
     const std::vector<float>& norm =
         task.kind == HeadKind::kQuery ? layer.query_norm : layer.key_norm;
     task.norm = norm.empty() ? nullptr : norm.data();
     const GemmPlan& plan = plans[static_cast<int>(task.kind)];
     GemmUnit unit = plan.unit(task.head, scratch_);
-    unit.row0 = index / all * plans[0].row_block;
-    unit.rows = std::min(plans[0].row_block, step_.num_tokens - unit.row0);
-    int next = after % all;
+    unit.row0 = index / count * plans[0].row_block;
+    unit.rows = std::min(plans[0].row_block, rows_.count - unit.row0);
+    int next = begin + after % count;
     const HeadKind next_kind = kind_of(&next);
-    if (after < row_blocks * all && step_.num_tokens > kSilentRows) {
+    if (after < row_blocks * count && rows_.count > kSilentRows) {
       unit.ahead = plans[static_cast<int>(next_kind)].weights(next);
     }
     kernels_.gemm_head(unit, task);
@@ -147,7 +172,7 @@ HeadTask Pass::head_task(const Layer& layer, const KvLayer& kv) const {
   task.eps = shape_.eps;
   task.cos = layer.rotate ? model_.cos() : nullptr;
   task.sin = layer.rotate ? model_.sin() : nullptr;
-  task.positions = step_.positions;
+  task.positions = rows_.positions;
   task.tiles = space_.tiles.data();
   task.queries = space_.queries.as<void>();
   task.query_width = shape_.query_width();
@@ -185,12 +210,12 @@ void Pass::attend(const Layer& layer, const KvLayer& kv, const Acts& output) {
   task.tiles_per_block = state_.tiles_per_block;
   task.kv = kv;
   task.scratch = own_.attention.as<void>();
-  const int units = static_cast<int>(state_.spans.all().size()) * kv_heads;
+  const int units = static_cast<int>(rows_.spans->all().size()) * kv_heads;
   // Several units at once where there are many: then most know what comes next.
   const int grain = std::clamp(units / (8 * state_.threads), 1, 4 * kv_heads);
   next_phase().run(units, grain, [&](int index) {
-    const Span& span = state_.spans.all()[static_cast<std::size_t>(index / kv_heads)];
-    task.members = state_.spans.members(span);
+    const Span& span = rows_.spans->all()[static_cast<std::size_t>(index / kv_heads)];
+    task.members = rows_.spans->members(span);
     task.num_members = span.members;
     task.shared = span.shared;
     task.kv_head = index % kv_heads;
@@ -202,8 +227,8 @@ void Pass::attend(const Layer& layer, const KvLayer& kv, const Acts& output) {
 // What a unit attends to first.
 Stretch Pass::stretch_of(int unit, int units, int window) const {
   if (unit >= units) return {};
-  const Span& span = state_.spans.all()[static_cast<std::size_t>(unit / shape_.kv_heads)];
-  const AttentionMember& member = *state_.spans.members(span);
+  const Span& span = rows_.spans->all()[static_cast<std::size_t>(unit / shape_.kv_heads)];
+  const AttentionMember& member = *rows_.spans->members(span);
   const int first = window > 0 ? std::max(0, member.position + 1 - window) : 0;
   return {member.block_table, unit % shape_.kv_heads, first, member.position + member.tokens};
 }

@@ -11,6 +11,7 @@
 #include "sampler.h"
 #include "spans.h"
 #include "thread_pool.h"
+#include "wanted_rows.h"
 #include "workspace.h"
 
 namespace trioengine {
@@ -43,6 +44,14 @@ struct RowSampler {
   std::vector<OldLogit> old;  // or what has to be put back
 };
 
+// The rows that are computed: all tokens of the step, or those alone whose logits are wanted.
+struct RowsView {
+  int count;
+  float* hidden;             // [count][hidden_width], the residual
+  const int32_t* positions;  // [count]
+  const Spans* spans;        // how they attend
+};
+
 // What the threads of a step share.
 struct StepState {
   const Model& model;
@@ -50,7 +59,9 @@ struct StepState {
   Workspace& space;
   std::vector<Phase>& phases;
   std::vector<RowSampler>& samplers;  // one per thread
-  const Spans& spans;
+  RowsView all;
+  RowsView last;             // what the last layer is left with after its keys and values
+  const WantedRows* wanted;  // which these are; null where they are all
   uint16_t* cache;
   int tiles_per_block;
   int threads;
@@ -62,6 +73,7 @@ constexpr int kSilentRows = 16;
 class Pass {
  public:
   static constexpr int kPhasesPerLayer = 7;
+  static constexpr int kPhasesToNarrow = 2;
   static constexpr int kPhasesPerHead = 3;
 
   Pass(const StepState& state, const StepView& step, int thread);
@@ -75,10 +87,15 @@ class Pass {
   float* hidden_row(int row) const;
   KvLayer kv_layer(std::size_t layer) const;
 
+  // Where a norm finds its rows: in the residual, or still elsewhere.
+  enum class Origin { kResidual, kTokens, kAllRows };
+
   void layer(std::size_t index);
-  Acts norm(const float* weight, InputForms forms, bool embed);
+  void attention_and_mlp(const Layer& layer, const KvLayer& kv);
+  Acts norm(const float* weight, InputForms forms, Origin origin);
+  void fetch_row(Origin origin, int row) const;
   void norm_rows(const float* weight, const Acts& out, int row, int rows) const;
-  void heads(const Layer& layer, const KvLayer& kv, const Acts& input);
+  void heads(const Layer& layer, const KvLayer& kv, const Acts& input, int begin, int end);
   HeadTask head_task(const Layer& layer, const KvLayer& kv) const;
   void clear_unused(const KvLayer& kv, int head, int row0, int rows) const;
   void attend(const Layer& layer, const KvLayer& kv, const Acts& output);
@@ -89,6 +106,7 @@ class Pass {
   LogitsLine logits_line(int row, int slot, int rows, const StepOutput& output) const;
   SamplingParams sampling(int row) const;
   bool wants_logprobs(int row) const;
+  int residual_row(int row) const;
   int32_t pick(int row, int slot, const LogitsLine& line, const StepOutput& output) const;
   int32_t sample_edited(int row, LogitsRow line, bool keep) const;
   int32_t sample(int row, const LogitsRow& line) const;
@@ -114,7 +132,7 @@ class Pass {
   const int thread_;
   const ThreadSpace& own_;
   float* const scratch_;
-  float* const hidden_;
+  RowsView rows_;
   std::size_t phase_ = 0;
 };
 

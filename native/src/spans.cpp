@@ -12,27 +12,26 @@ Spans::Spans(int tile_rows, int group, int kv_heads, int block_size, int threads
       wanted_units_(ceil_div(2 * threads, kv_heads)),
       block_size_(block_size) {}
 
-void Spans::cut(const StepView& step) {
+void Spans::cut(const std::vector<AttentionMember>& runs) {
   spans_.clear();
   members_.clear();
   decodes_.clear();
-  for (int s = 0; s < step.num_seqs; ++s) cut_sequence(step, s);
+  for (const AttentionMember& run : runs) cut_run(run);
   cut_decodes();
   // The longest first: at the end of the phase only short ones are left to balance the threads.
   std::stable_sort(spans_.begin(), spans_.end(),
                    [this](const Span& a, const Span& b) { return cost(a) > cost(b); });
 }
 
-void Spans::cut_sequence(const StepView& step, int sequence) {
-  const int first = step.query_start[sequence], last = step.query_start[sequence + 1];
-  const int32_t* table = step.block_tables + sequence * step.table_stride;
-  if (last - first == 1) {
-    decodes_.push_back({table, first, 1, step.positions[first]});
+void Spans::cut_run(const AttentionMember& run) {
+  if (run.tokens == 1) {
+    decodes_.push_back(run);
     return;
   }
-  for (int t = first; t < last; t += tokens_at_once_) {
+  for (int t = 0; t < run.tokens; t += tokens_at_once_) {
     spans_.push_back({static_cast<int>(members_.size()), 1, 0});
-    members_.push_back({table, t, std::min(tokens_at_once_, last - t), step.positions[t]});
+    members_.push_back({run.block_table, run.token + t, std::min(tokens_at_once_, run.tokens - t),
+                        run.position + t});
   }
 }
 

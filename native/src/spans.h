@@ -7,9 +7,9 @@
 // their sequence in the same order either way (isa/attention.h), so the bits are the same.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
-#include "batch.h"
 #include "kernels.h"
 
 namespace trioengine {
@@ -26,8 +26,8 @@ class Spans {
   // Query rows of one tile, query heads per KV head, KV heads, tokens per block, threads.
   Spans(int tile_rows, int group, int kv_heads, int block_size, int threads);
 
-  // Cuts a step that was checked.
-  void cut(const StepView& step);
+  // Cuts runs of consecutive tokens, whose keys and values the cache holds by then.
+  void cut(const std::vector<AttentionMember>& runs);
 
   const std::vector<Span>& all() const { return spans_; }
   const AttentionMember* members(const Span& span) const {
@@ -35,7 +35,7 @@ class Spans {
   }
 
  private:
-  void cut_sequence(const StepView& step, int sequence);
+  void cut_run(const AttentionMember& run);
   void cut_decodes();
   void add_family(std::size_t first, std::size_t count, int shared);
   int shared_tokens(const AttentionMember& a, const AttentionMember& b) const;

@@ -67,18 +67,22 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
                               static_cast<std::size_t>(options_.num_blocks)})),
       toucher_(cache_, kTouchedEarly),
       phases_(static_cast<std::size_t>(
-          Pass::kPhasesPerLayer * model_->shape().layers +
+          Pass::kPhasesPerLayer * model_->shape().layers + Pass::kPhasesToNarrow +
           Pass::kPhasesPerHead * ceil_div(options_.max_tokens, kHeadRows))),
       samplers_(static_cast<std::size_t>(options_.threads), RowSampler(kernels)),
       spans_(kernels.attention_rows, model_->shape().heads / model_->shape().kv_heads,
-             model_->shape().kv_heads, options_.block_size, options_.threads) {}
+             model_->shape().kv_heads, options_.block_size, options_.threads),
+      wanted_(options_.max_tokens),
+      wanted_spans_(spans_) {}
 
 // Finds each token's tile of the cache, and cuts the sequences into attention units.
 void Runner::prepare(const StepView& step) {
   const int tiles_per_block = options_.block_size / kLanes;
+  runs_.clear();
   for (int s = 0; s < step.num_seqs; ++s) {
     const int first = step.query_start[s], last = step.query_start[s + 1];
     const int32_t* table = step.block_tables + s * step.table_stride;
+    runs_.push_back({table, first, last - first, step.positions[first]});
     for (int t = first; t < last; ++t) {
       const int position = step.positions[t];
       const int within = position % options_.block_size / kLanes;
@@ -88,19 +92,27 @@ void Runner::prepare(const StepView& step) {
       space_.fresh[at] = static_cast<uint8_t>(position % kLanes == 0 ? filled : 0);
     }
   }
-  spans_.cut(step);
+  spans_.cut(runs_);
+  wanted_.find(step);
+  if (wanted_.count() < step.num_tokens) wanted_spans_.cut(wanted_.runs());
   for (Phase& phase : phases_) phase.reset();
 }
 
 void Runner::execute(const StepView& step, const StepOutput& output) {
   checker_.check(step);
   prepare(step);
+  const RowsView all{step.num_tokens, space_.hidden.as<float>(), step.positions, &spans_};
+  const RowsView wanted{wanted_.count(), space_.wanted.as<float>(), wanted_.positions(),
+                        &wanted_spans_};
+  const bool narrow = wanted.count < all.count;
   const StepState state{*model_,
                         kernels_,
                         space_,
                         phases_,
                         samplers_,
-                        spans_,
+                        all,
+                        narrow ? wanted : all,
+                        narrow ? &wanted_ : nullptr,
                         cache_.as<uint16_t>(),
                         options_.block_size / kLanes,
                         pool_.size()};

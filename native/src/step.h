@@ -5,8 +5,9 @@
 // A step is a sequence of phases that all threads run together (thread_pool.h). Per layer: norm;
 // queries, keys and values, rotated and written to the cache as they are computed; attention;
 // output projection into the residual; norm; gate and up projection with SwiGLU; down projection
-// into the residual. The head is computed for the rows that ask for logits only, and leaves the
-// likeliest token of each 64 columns, so that a greedy row needs no logits in memory.
+// into the residual. The last layer computes keys and values of all rows, but everything else only
+// for those that ask for logits (wanted_rows.h), as does the head, which leaves the likeliest token
+// of each 64 columns, so that a greedy row needs no logits in memory.
 // The residual stays in float. Nothing in a row's arithmetic depends on other rows, on the number
 // of threads or on how a prompt was cut into chunks: the same request gives the same bits.
 #pragma once
@@ -19,6 +20,7 @@
 #include "pass.h"
 #include "spans.h"
 #include "thread_pool.h"
+#include "wanted_rows.h"
 #include "workspace.h"
 
 namespace trioengine {
@@ -59,7 +61,10 @@ class Runner {
   PageToucher toucher_;  // of the cache
   std::vector<Phase> phases_;
   std::vector<RowSampler> samplers_;  // one per thread
+  std::vector<AttentionMember> runs_;  // of the step, one for each sequence
   Spans spans_;
+  WantedRows wanted_;
+  Spans wanted_spans_;
 };
 
 }  // namespace trioengine

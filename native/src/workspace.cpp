@@ -64,6 +64,7 @@ Workspace::Workspace(const Model& model, const KernelTable& kernels, int num_thr
   const std::size_t rows = static_cast<std::size_t>(max_tokens);
   const int width = shape.hidden_width(), query_width = shape.query_width();
   hidden = HugeBuffer(rows * static_cast<std::size_t>(width) * sizeof(float));
+  wanted = HugeBuffer(hidden.size());
   queries = HugeBuffer(rows * static_cast<std::size_t>(query_width) * kernels.plain_bytes);
   normed = ActsBuffer(max_tokens, width, kernels.plain_bytes, forms);
   attended = ActsBuffer(max_tokens, query_width, kernels.plain_bytes, forms);

@@ -54,6 +54,7 @@ struct Workspace {
   Workspace(const Model& model, const KernelTable& kernels, int threads, int max_tokens);
 
   HugeBuffer hidden;   // float [max_tokens][hidden_width]
+  HugeBuffer wanted;   // the same, of the rows that the last layer is left with
   HugeBuffer queries;  // plain [max_tokens][query_width]
   ActsBuffer normed, attended, gated, head_input;
   UnitNotes notes;             // what the head tells of logits
