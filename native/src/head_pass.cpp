@@ -3,6 +3,7 @@
 
 #include "numeric.h"
 #include "pass.h"
+#include "uniform.h"
 
 namespace trioengine {
 namespace {

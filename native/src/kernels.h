@@ -155,6 +155,17 @@ struct StoredUnits {
   int vocab_size;
   const int32_t* units;  // which of them
   int count;
+  int ahead;  // more that follow these in `units`, and will probably be read next
+};
+
+// A token in the order of likelihood, in which equals stand by id.
+struct RankedToken {
+  float logit;
+  int32_t id;
+
+  bool ranks_before(const RankedToken& other) const {
+    return logit > other.logit || (logit == other.logit && id < other.id);
+  }
 };
 
 struct KernelTable {
@@ -188,16 +199,13 @@ struct KernelTable {
   void (*exp_row)(const float* logits, int count, float shift, float factor, float* out);
   // The same of the tokens of a unit that have a bit, 0 for the others.
   void (*exp_unit)(const float* logits, uint64_t bits, float shift, float factor, float* out);
-  // The same of several units, 64 weights each; returns the sum of those above `bound`.
-  float (*exp_units)(const StoredUnits&, float shift, float factor, float bound, float* out);
+  // The sums of the same of some units, of those tokens alone that rank before `end`.
+  void (*masses_before)(const StoredUnits&, const RankedToken& end, float shift, float factor,
+                        float* masses);
   // The sum of a unit as gemm_logits gives it, to the bit.
   float (*sum_unit)(const float* logits, uint64_t bits, float peak, float factor);
   // A bit for each token of a unit that has one in `bits` and whose logit reaches a threshold.
   uint64_t (*reaching)(const float* logits, uint64_t bits, float threshold);
-  // The sum of the weights above a bound; `count` is a multiple of 64.
-  float (*mass_above)(const float* weights, int count, float bound);
-  // The places of those above `low`, up to `high`; returns how many.
-  int (*find_between)(const float* weights, int count, float low, float high, int32_t* places);
 };
 
 // Each is null where it was not compiled for this architecture.

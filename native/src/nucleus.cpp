@@ -2,137 +2,111 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <limits>
 
-#include "numeric.h"
+#include "uniform.h"
 
 namespace trioengine {
 namespace {
 
-constexpr float kFirstBound = 0.05f;  // of the likeliest token's weight; then its square, and so on
-constexpr float kLeastBound = 1e-37f;  // what is masked may weigh up to that
-constexpr double kFewTokens = 32.0;    // are sorted rather than probed
-constexpr double kAim = 1.0 / 32.0;    // of the mass in question
+constexpr std::size_t kUnitsAtOnce = 32;
+constexpr RankedToken kBehindAll{-std::numeric_limits<float>::infinity(), 0};  // no -inf is drawn
 
-bool ranks_before(float weight, int32_t id, float other_weight, int32_t other_id) {
-  return weight > other_weight || (weight == other_weight && id < other_id);
-}
-
-// A weight between two, so that about `share` of the mass between them weighs more.
-float between(float low, float high, double share) {
-  const uint32_t a = float_to_bits(low), b = float_to_bits(high);  // rise as logarithms do
-  const double least = 1.0 / 64.0;
-  const double kept = std::min(std::max(share, least), 1.0 - least);
-  return bits_to_float(b - static_cast<uint32_t>(static_cast<double>(b - a) * kept));
+// Another number in [0, 1) that nobody can tell from chance.
+double next_uniform(double uniform, int64_t attempt) {
+  uint64_t bits;
+  std::memcpy(&bits, &uniform, sizeof bits);
+  return uniform_of(bits, attempt);
 }
 
 }  // namespace
 
-int32_t Nucleus::draw(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
-                      float factor, double mass, double uniform) {
-  const Goal goal{mass, false};
-  take_until(row, units, peak, factor, goal);
-  const Spot end = locate(goal, {0.0f, 0, 0.0});
-  return locate({uniform * end.reached, true}, end).id;
-}
-
-// Takes more and more units, the likeliest first, until they hold the nucleus.
-void Nucleus::take_until(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
-                         float factor, const Goal& goal) {
-  weights_.resize(static_cast<std::size_t>(row.units) * kUnitColumns);
-  units_.clear();
-  probes_.assign(1, {2.0f, 0.0});  // no token weighs more than 1
-  float low = kFirstBound, high = 2.0f;
-  for (;;) {
-    const double before = probe(low).above;  // of the units taken for a higher bound
-    probes_.back().above = before + take(row, units, peak, factor, low, high);
-    if (goal.met_by(probes_.back().above) || low == kLeastBound) return;
-    high = low;
-    low = std::max(low * low, kLeastBound);
+int32_t Nucleus::draw(const LogitsRow& row, const Peak& peak, float factor, float share,
+                      double uniform) {
+  double mass = units_.read(row, peak.value, factor);
+  const double enough = mass * static_cast<double>(share);
+  RankedToken end = kBehindAll;
+  for (int64_t attempt = 0;; ++attempt) {
+    const int32_t id = draw_before(row, end, peak.value, factor, uniform * mass);
+    if (id == kNoToken) return peak.index;  // sums that rounding has left nothing of
+    if (share >= 1.0f) return id;
+    end = {row.at(id), id};
+    mass = mass_before(row, end, peak.value, factor, enough);
+    if (!(mass >= enough)) return id;  // nor if a broken model makes it not a number
+    uniform = next_uniform(uniform, attempt);
   }
 }
 
-// Takes the units whose likeliest token weighs more than `low`, and no more than `high`; returns
-// the mass of what weighs more than `low` in them.
-double Nucleus::take(const LogitsRow& row, const UnitMasses& units, const Peak& peak,
-                     float factor, float low, float high) {
-  const std::size_t before = units_.size();
-  units_.resize(before + static_cast<std::size_t>(row.units));
-  std::size_t end = before;
-  for (int unit = 0; unit < row.units; ++unit) {
-    const float top = units.top_weight(unit);
-    units_[end] = unit;
-    end += top > low && top <= high ? 1 : 0;
+// Inverse CDF, in the order of ids, over what ranks before `end`: first the units, then the 64 of
+// one.
+int32_t Nucleus::draw_before(const LogitsRow& row, const RankedToken& end, float shift,
+                             float factor, double target) {
+  double reached = 0.0;
+  int unit = 0, last = 0;
+  for (; unit < row.units; ++unit) {
+    const float mass = units_.mass(unit);
+    if (mass > 0.0f) last = unit;
+    if (reached + mass > target) break;
+    reached += mass;
   }
-  units_.resize(end);
-  const StoredUnits from{row.logits,     row.stride,  row.allowed,
-                         row.vocab_size, units_.data() + before, static_cast<int>(end - before)};
-  return static_cast<double>(kernels_.exp_units(from, peak.value, factor, low,
-                                                weights_.data() + before * kUnitColumns));
+  unit = std::min(unit, last);
+  const float* logits = row.unit(unit);
+  uint64_t bits = unit_bits(row, unit);
+  weights_.resize(kUnitColumns);
+  kernels_.exp_unit(logits, bits, shift, factor, weights_.data());
+  int32_t chosen = kNoToken;
+  for (; bits != 0; bits &= bits - 1) {
+    const int column = __builtin_ctzll(bits);
+    const RankedToken token{logits[column], unit * kUnitColumns + column};
+    if (!token.ranks_before(end)) continue;
+    chosen = token.id;
+    reached += weights_[static_cast<std::size_t>(column)];
+    if (reached > target) break;
+  }
+  return chosen;
 }
 
-Nucleus::Probe Nucleus::probe(float bound) {
-  probes_.push_back({bound, static_cast<double>(
-                                kernels_.mass_above(weights_.data(), taken(), bound))});
-  return probes_.back();
-}
-
-// Probes until few tokens are left between a bound that meets the goal and one that does not. Each
-// probe aims a little past the goal, on the side that the last one has not moved.
-std::pair<Nucleus::Probe, Nucleus::Probe> Nucleus::narrow(const Goal& goal) {
-  Probe low{kLeastBound, 0.0}, high = probes_.front();
-  for (const Probe& each : probes_) {
-    if (goal.met_by(each.above)) {
-      if (each.bound > low.bound) low = each;
-    } else if (each.bound < high.bound) {
-      high = each;
+// What ranks before a token weighs together. Less than `enough` is not exact, but no less than that.
+double Nucleus::mass_before(const LogitsRow& row, const RankedToken& token, float shift,
+                            float factor, double enough) {
+  double most = keep_reaching(row, token);
+  weights_.resize(kUnitsAtOnce);
+  for (std::size_t begin = 0; begin < left_.size() && most >= enough; begin += kUnitsAtOnce) {
+    const std::size_t count = std::min(left_.size() - begin, kUnitsAtOnce);
+    const StoredUnits from{row.logits,
+                           row.stride,
+                           row.allowed,
+                           row.vocab_size,
+                           left_.data() + begin,
+                           static_cast<int>(count),
+                           static_cast<int>(left_.size() - begin - count)};
+    kernels_.masses_before(from, token, shift, factor, weights_.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      float& mass = units_.mass(left_[begin + i]);
+      most += static_cast<double>(weights_[i]) - static_cast<double>(mass);
+      mass = weights_[i];
     }
   }
-  if (high.bound <= low.bound) high = probes_.front();  // sums that rounding has put out of order
-  double aim = kAim;
-  for (;;) {
-    const double mass = low.above - high.above;
-    if (mass <= kFewTokens * static_cast<double>(low.bound)) break;
-    const float bound = between(low.bound, high.bound, (goal.mass - high.above) / mass + aim);
-    if (bound <= low.bound || bound >= high.bound) break;
-    const Probe middle = probe(bound);
-    const bool met = goal.met_by(middle.above);
-    (met ? low : high) = middle;
-    aim = met ? -kAim : kAim;
-  }
-  return {low, high};
+  return most;
 }
 
-// The first token in the order of likelihood with which the goal is met, but none behind `last`.
-Nucleus::Spot Nucleus::locate(const Goal& goal, const Spot& last) {
-  auto [low, high] = narrow(goal);
-  find_between(low.bound, high.bound);
-  if (spots_.empty()) {  // their sums differ by rounding alone
-    high = probes_.front();
-    find_between(low.bound, high.bound);
+// Leaves the units that have something before a token; returns what they weigh as a whole.
+double Nucleus::keep_reaching(const LogitsRow& row, const RankedToken& token) {
+  left_.resize(static_cast<std::size_t>(row.units));
+  std::size_t end = 0;
+  double mass = 0.0;
+  for (int unit = 0; unit < row.units; ++unit) {
+    const Peak& peak = row.peaks[unit];
+    if (!RankedToken{peak.value, peak.index}.ranks_before(token)) {
+      units_.mass(unit) = 0.0f;
+      continue;
+    }
+    left_[end++] = unit;
+    mass += static_cast<double>(units_.mass(unit));
   }
-  Spot found{0.0f, 0, high.above};
-  for (const Spot& spot : spots_) {
-    if (last.weight > 0.0f && ranks_before(last.weight, last.id, spot.weight, spot.id)) break;
-    found = {spot.weight, spot.id, found.reached + static_cast<double>(spot.weight)};
-    if (goal.met_by(found.reached)) break;
-  }
-  return found.weight > 0.0f ? found : last;
-}
-
-// Puts the tokens between two weights into their order.
-void Nucleus::find_between(float low, float high) {
-  places_.resize(weights_.size());
-  const int found = kernels_.find_between(weights_.data(), taken(), low, high, places_.data());
-  spots_.clear();
-  for (int i = 0; i < found; ++i) {
-    const int place = places_[static_cast<std::size_t>(i)];
-    const int unit = units_[static_cast<std::size_t>(place / kUnitColumns)];
-    spots_.push_back({weights_[static_cast<std::size_t>(place)],
-                      unit * kUnitColumns + place % kUnitColumns, 0.0});
-  }
-  std::sort(spots_.begin(), spots_.end(), [](const Spot& a, const Spot& b) {
-    return ranks_before(a.weight, a.id, b.weight, b.id);
-  });
+  left_.resize(end);
+  return mass;
 }
 
 }  // namespace trioengine

@@ -1,16 +1,19 @@
-// The likeliest tokens of a row that reach a mass together, and a draw from them.
+// A draw from the likeliest tokens of a row that reach a mass together.
 //
 // Theory of operation
 // -------------------
-// A nucleus may be tens of thousands of tokens, which are not worth sorting to find two of them:
-// the last one, and the one that is drawn. Both are "the first in the order of likelihood with
-// which so much is reached", so both are searched for by their weight: each probe is one fast pass,
-// which sums what weighs more. The few tokens that are left between two probes are
-// sorted. Units of 64 tokens none of which weighs enough are never looked at.
+// A nucleus may be tens of thousands of tokens, which are not worth sorting, nor even searching for
+// the last one of them. So a token is drawn from the whole row, and stays if what ranks before it
+// has not reached the mass yet: that is what being in the nucleus means. Otherwise nothing behind
+// it is in there either, and the next draw is from what ranks before it. The first draw stays as
+// often as the nucleus has of the row's mass.
+// Source: rejection sampling with a pivot, as in FlashInfer (Ye et al. 2025, arXiv:2501.01005).
+//
+// What ranks before a token is summed unit by unit. A unit none of whose tokens does is never
+// looked at, and none is any more once the others cannot reach the mass whatever it holds.
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "unit_masses.h"
@@ -20,45 +23,23 @@ namespace trioengine {
 // One thread's.
 class Nucleus {
  public:
-  explicit Nucleus(const KernelTable& kernels) : kernels_(kernels) {}
+  explicit Nucleus(const KernelTable& kernels) : kernels_(kernels), units_(kernels) {}
 
-  // Inverse CDF in the order of likelihood, equals by id, over the least tokens that reach `mass`
-  // together. A token weighs exp((logit - peak) * factor); `units` has read the row like that.
-  int32_t draw(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
-               double mass, double uniform);
+  // Draws from the least tokens that have `share` of the mass of a row together, all where it is 1.
+  // A token weighs exp((logit - peak) * factor), of which the row's sums are.
+  int32_t draw(const LogitsRow& row, const Peak& peak, float factor, float share, double uniform);
 
  private:
-  struct Probe {
-    float bound;
-    double above;  // mass of what weighs more than the bound
-  };
-  struct Spot {
-    float weight;
-    int32_t id;
-    double reached;  // mass up to this token, itself included
-  };
-  struct Goal {
-    double mass;
-    bool passed;  // must be passed, not only reached
-    bool met_by(double reached) const { return passed ? reached > mass : reached >= mass; }
-  };
-
-  void take_until(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
-                  const Goal& goal);
-  double take(const LogitsRow& row, const UnitMasses& units, const Peak& peak, float factor,
-              float low, float high);
-  int taken() const { return static_cast<int>(units_.size()) * kUnitColumns; }
-  Probe probe(float bound);
-  std::pair<Probe, Probe> narrow(const Goal& goal);
-  Spot locate(const Goal& goal, const Spot& last);
-  void find_between(float low, float high);
+  int32_t draw_before(const LogitsRow& row, const RankedToken& end, float shift, float factor,
+                      double target);
+  double mass_before(const LogitsRow& row, const RankedToken& token, float shift, float factor,
+                     double enough);
+  double keep_reaching(const LogitsRow& row, const RankedToken& token);
 
   const KernelTable& kernels_;
-  std::vector<float> weights_;   // of the units taken so far, 0 for what is not allowed
-  std::vector<int32_t> units_;   // those
-  std::vector<Probe> probes_;
-  std::vector<int32_t> places_;
-  std::vector<Spot> spots_;
+  UnitMasses units_;
+  std::vector<int32_t> left_;    // units that have a token before the one in question
+  std::vector<float> weights_;   // of one unit, or masses of a few
 };
 
 }  // namespace trioengine

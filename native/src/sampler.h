@@ -9,8 +9,6 @@
 
 namespace trioengine {
 
-constexpr int32_t kNoToken = -1;  // where no logit is above -inf
-
 struct SamplingParams {
   float temperature;
   float top_p;
@@ -26,10 +24,6 @@ struct SamplingParams {
   }
 };
 
-// The uniform of (seed, position): SplitMix64 as a counter-based generator, the same numbers as
-// engine_proc/uniform.py.
-double uniform_of(uint64_t seed, int64_t position);
-
 class Sampler {
  public:
   explicit Sampler(const KernelTable& kernels)
@@ -40,12 +34,6 @@ class Sampler {
   int32_t sample(const LogitsRow& row, const SamplingParams& params);
 
  private:
-  struct Candidate {
-    float logit;
-    int32_t id;
-  };
-
-  int32_t sample_all(const LogitsRow& row, const Peak& peak, float inverse, double uniform);
   int32_t sample_few(const LogitsRow& row, const SamplingParams& params, const Peak& peak);
   void collect(const LogitsRow& row, float threshold);
   void rank(std::size_t most);
@@ -57,7 +45,7 @@ class Sampler {
   UnitMasses masses_;
   Nucleus nucleus_;
   std::vector<float> values_;
-  std::vector<Candidate> candidates_;
+  std::vector<RankedToken> candidates_;
   std::vector<float> weights_;
 };
 

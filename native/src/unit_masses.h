@@ -12,6 +12,8 @@ namespace trioengine {
 // The likeliest token that is allowed; a tie goes to the lower id.
 Peak peak_of(const LogitsRow& row);
 
+constexpr int32_t kNoToken = -1;  // where no logit is above -inf
+
 constexpr std::size_t kFoundAhead = 4;  // units that are looked at lie far apart in memory
 
 inline void fetch_unit(const LogitsRow& row, int unit) {
@@ -29,9 +31,8 @@ class UnitMasses {
   // Takes in a row whose sums are of this factor, and sums what is stale of it; returns the sum of
   // exp((logit - shift) * factor) over all that is allowed.
   double read(const LogitsRow& row, float shift, float factor);
-  // Of the row that was read last: the unit's part of it, and its likeliest token's.
-  float mass(int unit) const { return masses_[static_cast<std::size_t>(unit)]; }
-  float top_weight(int unit) const { return top_weights_[static_cast<std::size_t>(unit)]; }
+  // A unit's part of the sum of the row that was read last.
+  float& mass(int unit) { return masses_[static_cast<std::size_t>(unit)]; }
 
   // A logit that at least `count` tokens reach: the count-th of the peaks of the units. -inf where
   // there are not so many units.

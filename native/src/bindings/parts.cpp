@@ -12,6 +12,7 @@
 #include "../packing.h"
 #include "../sampler.h"
 #include "../step.h"
+#include "../uniform.h"
 #include "../workspace.h"
 #include "arguments.h"
 #include "bind.h"

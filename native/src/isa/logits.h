@@ -129,27 +129,36 @@ void exp_unit(const float* logits, uint64_t bits, float shift, float factor, flo
 constexpr int kUnitsAhead = 24;
 
 TRIO_INLINE void fetch_unit(const StoredUnits& from, int index) {
-  if (index >= from.count) return;
+  if (index >= from.count + from.ahead) return;
   const float* logits = from.logits + from.units[index] * from.stride;
   for (int p = 0; p < kHeadUnitPanels; ++p) __builtin_prefetch(logits + p * kLanes, 0, 2);
 }
 
-float exp_units(const StoredUnits& from, float shift, float factor, float bound, float* out) {
-  const Vf base = vset(shift), scale = vset(factor), least = vset(bound);
-  Vf sums[kHeadUnitPanels];
-  for (Vf& sum : sums) sum = vset(0.0f);
-  for (int i = 0; i < from.count; ++i, out += kHeadUnitPanels * kLanes) {
+// A bit for each token of a unit with a lower id.
+TRIO_INLINE uint64_t bits_before(int32_t id, int unit) {
+  const int count = id - unit * kHeadUnitPanels * kLanes;
+  if (count <= 0) return 0;
+  return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+}
+
+void masses_before(const StoredUnits& from, const RankedToken& end, float shift, float factor,
+                   float* masses) {
+  const Vf base = vset(shift), scale = vset(factor), last = vset(end.logit);
+  for (int i = 0; i < from.count; ++i) {
     fetch_unit(from, i + kUnitsAhead);
     const int index = from.units[i];
     const uint64_t bits = allowed_bits(from.allowed, index, from.vocab_size);
+    const uint64_t lower = bits_before(end.id, index);
     const UnitLogits unit = load_stored_unit(from.logits + index * from.stride, bits);
+    Vf sum = vset(0.0f);
     for (int p = 0; p < kHeadUnitPanels; ++p) {
-      const Vf weights = weigh(unit, p, bits, base, scale);
-      vstore(out + p * kLanes, weights);
-      sums[p] = vadd_above(sums[p], weights, least);
+      const unsigned ties = static_cast<unsigned>(lower >> (p * kLanes)) & 0xffffu;
+      const unsigned own = vabove(unit.parts[p], last) | (vequal(unit.parts[p], last) & ties);
+      const Vf power = vexp(vmul(vsub(unit.parts[p], base), scale));
+      sum = vadd(sum, vpick(own, power, vset(0.0f)));
     }
+    masses[i] = vsum(sum);
   }
-  return vsum(vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3])));
 }
 
 uint64_t reaching(const float* logits, uint64_t bits, float threshold) {
@@ -161,30 +170,6 @@ uint64_t reaching(const float* logits, uint64_t bits, float threshold) {
     found |= static_cast<uint64_t>(own) << (p * kLanes);
   }
   return found & bits;
-}
-
-float mass_above(const float* weights, int count, float bound) {
-  const Vf least = vset(bound);
-  Vf sums[kHeadUnitPanels];
-  for (Vf& sum : sums) sum = vset(0.0f);
-  for (int i = 0; i < count; i += kHeadUnitPanels * kLanes) {
-    for (int p = 0; p < kHeadUnitPanels; ++p) {
-      sums[p] = vadd_above(sums[p], vload(weights + i + p * kLanes), least);
-    }
-  }
-  return vsum(vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3])));
-}
-
-int find_between(const float* weights, int count, float low, float high, int32_t* places) {
-  const Vf least = vset(low), most = vset(high);
-  int found = 0;
-  for (int i = 0; i < count; i += kLanes) {
-    const Vf x = vload(weights + i);
-    for (unsigned bits = vabove(x, least) & ~vabove(x, most); bits != 0; bits &= bits - 1) {
-      places[found++] = i + __builtin_ctz(bits);
-    }
-  }
-  return found;
 }
 
 }  // namespace

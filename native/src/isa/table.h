@@ -36,11 +36,9 @@ constexpr KernelTable make_table(const char* name, size_t row_block_bytes) {
   table.attention = attention;
   table.exp_row = exp_row;
   table.exp_unit = exp_unit;
-  table.exp_units = exp_units;
+  table.masses_before = masses_before;
   table.sum_unit = sum_unit;
   table.reaching = reaching;
-  table.mass_above = mass_above;
-  table.find_between = find_between;
   return table;
 }
 

@@ -104,11 +104,6 @@ TRIO_INLINE unsigned vabove(Vf a, Vf x) {
       _mm256_movemask_ps(_mm256_cmp_ps(a.hi, x.hi, _CMP_GT_OQ)));
   return lo | (hi << 8);
 }
-// sum + those lanes of x that are above `bound`.
-TRIO_INLINE Vf vadd_above(Vf sum, Vf x, Vf bound) {
-  return vadd(sum, {_mm256_and_ps(_mm256_cmp_ps(x.lo, bound.lo, _CMP_GT_OQ), x.lo),
-                    _mm256_and_ps(_mm256_cmp_ps(x.hi, bound.hi, _CMP_GT_OQ), x.hi)});
-}
 TRIO_INLINE __m256 pick_half(unsigned bits, __m256 x, __m256 fill) {
   const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i own = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);

@@ -51,10 +51,6 @@ TRIO_INLINE Vf vkeep(Vf x, int low, int high, Vf fill) {
 // A bit for each lane equal to x's, the first lane's lowest.
 TRIO_INLINE unsigned vequal(Vf a, Vf x) { return _mm512_cmp_ps_mask(a, x, _CMP_EQ_OQ); }
 TRIO_INLINE unsigned vabove(Vf a, Vf x) { return _mm512_cmp_ps_mask(a, x, _CMP_GT_OQ); }
-// sum + those lanes of x that are above `bound`.
-TRIO_INLINE Vf vadd_above(Vf sum, Vf x, Vf bound) {
-  return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ), sum, x);
-}
 // Lanes of x whose bit is set, `fill` elsewhere.
 TRIO_INLINE Vf vpick(unsigned bits, Vf x, Vf fill) {
   return _mm512_mask_mov_ps(fill, static_cast<__mmask16>(bits), x);

@@ -69,8 +69,6 @@ TRIO_INLINE unsigned vabove(Vf a, Vf x) {
   for (unsigned i = 0; i < 16; ++i) above |= static_cast<unsigned>(a[i] > x[i]) << i;
   return above;
 }
-// sum + those lanes of x that are above `bound`.
-TRIO_INLINE Vf vadd_above(Vf sum, Vf x, Vf bound) { return sum + (x > bound ? x : vset(0.0f)); }
 TRIO_INLINE Vf vpick(unsigned bits, Vf x, Vf fill) {
   const Vi lanes = {1,     2,     4,      8,      16,     32,     64,      128,
                     1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from helpers.drawing import possible_draws
 from helpers.native_fixtures import ISAS
 from helpers.numpy_llama import TinyShape, make_batch
 from trioengine.engine_proc.runner import NO_TOKEN, AllowMasks, LogitBias
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 VOCAB = 331  # neither a multiple of 32 nor of 64
 ROWS = 96
-EDGE = 2e-5  # of the mass: there a token or its neighbour may come
 
 
 @pytest.fixture(params=ISAS)
@@ -35,31 +35,6 @@ def isa(request: pytest.FixtureRequest, extension: Any) -> str:
     return name
 
 
-def check_draw(
-    token: int,
-    uniform: float,
-    logits: FloatArray,
-    temperature: float,
-    top_p: float,
-    *,
-    ranked: bool,
-) -> None:
-    """Check that the inverse CDF over what may come has this token at this uniform."""
-    order = np.arange(len(logits))
-    if ranked:
-        order = np.lexsort((order, -logits))
-    scores = logits.astype(np.float64) / temperature
-    mass = np.exp(scores - scores.max())[order]
-    ends = np.cumsum(mass)
-    cut = [top_p * (1 - EDGE), min(top_p * (1 + EDGE), 1.0)]
-    least, most = np.searchsorted(ends, np.array(cut) * ends[-1]).tolist()
-    place = int(np.flatnonzero(order == token)[0])
-    assert mass[place] > 0
-    assert place <= most
-    assert (ends[place] - mass[place]) / ends[most] <= uniform + EDGE
-    assert uniform <= ends[place] / ends[least] + EDGE
-
-
 @pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999, 0.9999999])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 6.0])
 def test_the_nucleus_may_be_of_any_width(
@@ -67,7 +42,7 @@ def test_the_nucleus_may_be_of_any_width(
 ) -> None:
     rng = np.random.default_rng(int(spread * 10))
     logits = (spread * rng.standard_normal(7000)).astype(np.float32)
-    logits[::5] = logits[1]  # equals, which are drawn by id
+    logits[::5] = logits[1]  # equals, which rank by id
     logits[::7] = -np.inf
     drawn = np.array([0.0, 0.2, 0.5, 0.77, 0.95, 0.99999])
     count = len(drawn)
@@ -82,7 +57,7 @@ def test_the_nucleus_may_be_of_any_width(
         isa,
     )
     for token, uniform in zip(tokens, drawn.tolist(), strict=True):
-        check_draw(token, uniform, logits, 0.8, top_p, ranked=True)
+        assert token in possible_draws(logits, 0.8, top_p, uniform)
 
 
 def masked_batch(rng: np.random.Generator, *, top_p: float, top_k: int) -> StepBatch:
@@ -128,8 +103,7 @@ def test_a_masked_row_is_drawn_from_what_is_allowed(
         elif top_k:
             assert own[token] > -np.inf
         else:
-            ranked = top_p < 1
-            check_draw(token, float(drawn[row]), own, 0.7, top_p, ranked=ranked)
+            assert token in possible_draws(own, 0.7, top_p, float(drawn[row]))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -190,4 +164,4 @@ def test_what_biases_and_bans_change_is_drawn_as_it_is_then(
         if (own == -np.inf).all():
             assert token == NO_TOKEN
         else:
-            check_draw(token, float(drawn[row]), own, 0.7, top_p, ranked=top_p < 1)
+            assert token in possible_draws(own, 0.7, top_p, float(drawn[row]))
