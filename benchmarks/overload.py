@@ -11,7 +11,8 @@ at random (a Poisson process), whether or not earlier ones have been answered; e
 that is open already and that nobody else uses meanwhile. Every refusal is timed, from the first
 byte of the request to the last of the answer. Exits with 1 where their 99th percentile is 10 ms or
 more, or the tokens a second of all rounds have fallen by more than 5 %. (Tokens are the server's
-own count: answers end eight at a time, and a phase has too few of them to tell 5 % by.)
+own count: answers end eight at a time, and a phase has too few of them to tell 5 % by.) A round
+that comes before the others is not counted: a machine that was idle changes its speed in it.
 """
 
 from __future__ import annotations
@@ -238,12 +239,18 @@ def verdict(peak: Outcome, under: Outcome) -> int:
 
 def measure(port: int, options: argparse.Namespace) -> tuple[Outcome, Outcome]:
     """Return the peak, and what ``--factor`` times as many requests made of it."""
-    crowd, peak, under, chance = Crowd(port), Outcome(), Outcome(), random.Random(SEED)
-    for number in range(1, options.rounds + 1):
+    crowd, chance = Crowd(port), random.Random(SEED)
+
+    def play(peak: Outcome, under: Outcome) -> None:
         crowd.settle(2 * options.running)
         peak.watch(crowd, options.seconds, keep_asking)
         rate = options.factor * peak.rate / ANSWER_TOKENS
         under.watch(crowd, options.seconds, partial(arrive, rate=rate, chance=chance))
+
+    play(Outcome(), Outcome())
+    peak, under = Outcome(), Outcome()
+    for number in range(1, options.rounds + 1):
+        play(peak, under)
         print(f"round {number}: {under.rate / peak.rate:.3f} of the peak so far", flush=True)
     return peak, under
 
