@@ -158,7 +158,7 @@ void Pass::heads(const Layer& layer, const KvLayer& kv, const Acts& input, int b
     unit.rows = std::min(plans[0].row_block, rows_.count - unit.row0);
     int next = begin + after % count;
     const HeadKind next_kind = kind_of(&next);
-    if (after < row_blocks * count && rows_.count > kSilentRows) {
+    if (after < row_blocks * count) {
       unit.ahead = plans[static_cast<int>(next_kind)].weights(next);
     }
     kernels_.gemm_head(unit, task);

@@ -67,8 +67,8 @@ struct StepState {
   int threads;
 };
 
-// Up to so many rows weights pass faster where nothing but the products asks for them (measured).
-constexpr int kSilentRows = 16;
+// Up to so many rows quantised weights are asked for far ahead, in streams of each thread's own.
+constexpr int kStreamedRows = 16;
 
 class Pass {
  public:
@@ -117,7 +117,7 @@ class Pass {
   // True where each thread is to have its own part of the units.
   bool apart(const GemmPlan& plan) const {
     return plan.row_blocks > 1 ||
-           (plan.rows <= kSilentRows && plan.weight->format != Format::kBf16);
+           (plan.rows <= kStreamedRows && plan.weight->format != Format::kBf16);
   }
   // Calls unit(index, the same thread's probable next one).
   template <class Unit>
@@ -140,7 +140,7 @@ template <class Unit>
 void Pass::gemm(const GemmPlan& plan, int grain, const Unit& unit) {
   claim(apart(plan), plan.total(), grain, [&](int index, int next) {
     GemmUnit work = plan.unit(index, scratch_);
-    if (plan.rows > kSilentRows) work.ahead = plan.weights(next);
+    work.ahead = plan.weights(next);
     unit(work);
   });
 }

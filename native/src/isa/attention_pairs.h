@@ -12,21 +12,28 @@ TRIO_INLINE void score_tiles(const ChunkWork& work, const TileList& list, int fi
   const int dim = work.head_dim;
   const uint16_t* const* tiles = list.at + first;
   Vf acc[R][U];
+  TRIO_UNROLL
   for (int r = 0; r < R; ++r) {
+    TRIO_UNROLL
     for (int u = 0; u < U; ++u) acc[r][u] = vset(0.0f);
   }
   for (int d = 0; d < dim / 2; ++d) {
     WeightPair keys[U];
+    TRIO_UNROLL
     for (int u = 0; u < U; ++u) {
       keys[u] = load_pair(tiles[u] + d * 2 * kLanes);
       if (work.stream) prefetch(tiles[u] + (kLanes * dim + d * 2 * kLanes));  // its values
     }
+    TRIO_UNROLL
     for (int r = 0; r < R; ++r) {
       const InputPair query = bcast_pair(work.scratch.queries + r * dim + 2 * d);
+      TRIO_UNROLL
       for (int u = 0; u < U; ++u) acc[r][u] = dot_pair(acc[r][u], keys[u], query);
     }
   }
+  TRIO_UNROLL
   for (int r = 0; r < R; ++r) {
+    TRIO_UNROLL
     for (int u = 0; u < U; ++u) {
       vstore(work.scratch.scores + r * kAttentionChunk + (first + u) * kLanes, acc[r][u]);
     }
@@ -35,7 +42,7 @@ TRIO_INLINE void score_tiles(const ChunkWork& work, const TileList& list, int fi
 
 template <int R>
 void score_rows(const ChunkWork& work, const TileList& tiles) {
-  constexpr int kTilesAtOnce = R * 2 <= kTileRows * kTilePanels / 2 ? 2 : 1;
+  constexpr int kTilesAtOnce = R * 2 <= kTileRows * kTilePanels ? 2 : 1;
   int t = 0;
   for (; t + kTilesAtOnce <= tiles.count; t += kTilesAtOnce) {
     score_tiles<R, kTilesAtOnce>(work, tiles, t);
@@ -49,7 +56,9 @@ void weigh_columns(const ChunkWork& work, const TileList& tiles, const TileList&
                    int column) {
   const int dim = work.head_dim;
   Vf acc[R][W];
+  TRIO_UNROLL
   for (int r = 0; r < R; ++r) {
+    TRIO_UNROLL
     for (int w = 0; w < W; ++w) acc[r][w] = vset(0.0f);
   }
   for (int t = 0; t < tiles.count; ++t) {
@@ -57,15 +66,20 @@ void weigh_columns(const ChunkWork& work, const TileList& tiles, const TileList&
     const uint16_t* values = tiles.at[t] + kLanes * dim + column * 2;
     for (int pair = 0; pair < kLanes / 2; ++pair) {
       WeightPair v[W];
+      TRIO_UNROLL
       for (int w = 0; w < W; ++w) v[w] = load_pair(values + pair * 2 * dim + w * 2 * kLanes);
+      TRIO_UNROLL
       for (int r = 0; r < R; ++r) {
         const InputPair p =
             bcast_pair(work.scratch.weights + r * kAttentionChunk + t * kLanes + 2 * pair);
+        TRIO_UNROLL
         for (int w = 0; w < W; ++w) acc[r][w] = dot_pair(acc[r][w], v[w], p);
       }
     }
   }
+  TRIO_UNROLL
   for (int r = 0; r < R; ++r) {
+    TRIO_UNROLL
     for (int w = 0; w < W; ++w) {
       vstore(work.scratch.product + r * dim + column + w * kLanes, acc[r][w]);
     }

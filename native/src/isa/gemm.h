@@ -4,14 +4,15 @@
 // group (quantised), whatever the number of rows and panels in a tile.
 #pragma once
 
-#include "math.h"
+#ifdef TRIO_AMX
+#include "gemm_amx_quant.h"
+#else
+#include "gemm_pairs.h"
+#endif
 
 namespace trioengine {
 namespace {
 
-#ifndef TRIO_AMX
-constexpr int kPrefetchAhead = 2048;  // bytes; measured best between 1 and 4 KiB
-#endif
 constexpr int kQuantAhead = 2048;      // bytes, into the L1 cache
 constexpr int kQuantFarAhead = 12288;  // into the L2 cache; measured best of 4 to 24 KiB
 
@@ -22,45 +23,6 @@ TRIO_INLINE void prefetch_quant(const uint8_t* at, size_t bytes) {
     prefetch(at + i + kQuantAhead);
     __builtin_prefetch(at + i + kQuantFarAhead, 0, 2);
   }
-}
-
-// R rows times C panels, bf16 weights.
-template <int R, int C>
-void multiply_tile(const Linear& w, int panel, const Plain* x, size_t width, float* out,
-                   size_t out_width) {
-  const uint8_t* base = w.data + static_cast<size_t>(panel) * w.panel_bytes;
-  const int pairs = w.inputs / 2;
-  Vf acc[R][C];
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) acc[r][c] = vset(0.0f);
-  }
-  for (int k = 0; k < pairs; ++k) {
-    WeightPair weight[C];
-    for (int c = 0; c < C; ++c) {
-      const uint8_t* p = base + static_cast<size_t>(c) * w.panel_bytes + static_cast<size_t>(k) * 64;
-      weight[c] = load_pair(reinterpret_cast<const uint16_t*>(p));
-      if (R <= 2) prefetch(p + kPrefetchAhead);
-    }
-    for (int r = 0; r < R; ++r) {
-      const InputPair input = bcast_pair(x + static_cast<size_t>(r) * width + 2 * k);
-      for (int c = 0; c < C; ++c) acc[r][c] = dot_pair(acc[r][c], weight[c], input);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) {
-      vstore(out + static_cast<size_t>(r) * out_width + c * kLanes, acc[r][c]);
-    }
-  }
-}
-
-// Calls multiply_tile with `rows` (1 .. R) as a constant.
-template <int R, int C>
-void multiply_rows(int rows, const Linear& w, int panel, const Plain* x, size_t width, float* out,
-                   size_t out_width) {
-  if constexpr (R > 1) {
-    if (rows < R) return multiply_rows<R - 1, C>(rows, w, panel, x, width, out, out_width);
-  }
-  multiply_tile<R, C>(w, panel, x, width, out, out_width);
 }
 
 // R rows times one panel of quantised weights.
@@ -143,31 +105,6 @@ void quant_unit(const GemmUnit& u, const Epilogue& epilogue) {
     }
   }
 }
-
-#ifndef TRIO_AMX
-template <class Epilogue>
-void plain_unit(const GemmUnit& u, const Epilogue& epilogue) {
-  const size_t out_width = static_cast<size_t>(u.panels) * kLanes;
-  const size_t width = static_cast<size_t>(u.input->width);
-  for (int done = 0; done < u.rows; done += kTileRows) {
-    const int rows = u.rows - done < kTileRows ? u.rows - done : kTileRows;
-    const Plain* x = static_cast<const Plain*>(u.input->plain) +
-                     static_cast<size_t>(u.row0 + done) * width;
-    int p = 0;
-    for (; p + kTilePanels <= u.panels; p += kTilePanels) {
-      multiply_rows<kTileRows, kTilePanels>(rows, *u.weight, u.panel0 + p, x, width,
-                                            u.scratch + p * kLanes, out_width);
-    }
-    for (; p < u.panels; ++p) {
-      multiply_rows<kTileRows, 1>(rows, *u.weight, u.panel0 + p, x, width,
-                                  u.scratch + p * kLanes, out_width);
-    }
-    for (int r = 0; r < rows; ++r) {
-      epilogue(u.row0 + done + r, u.scratch + static_cast<size_t>(r) * out_width);
-    }
-  }
-}
-#endif
 
 // Computes the unit; `epilogue(row, values)` gets each row's u.panels * 16 floats once.
 template <class Epilogue>

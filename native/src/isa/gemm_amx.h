@@ -8,6 +8,7 @@
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS.
 #pragma once
 
+#include "fetcher.h"
 #include "math.h"
 
 namespace trioengine {
@@ -123,27 +124,6 @@ void few_rows(const GemmUnit& u, const uint16_t* x, int rows) {
   }
 }
 
-// Hands out prefetches of what comes next, an even share with each step of a product.
-class Fetcher {
- public:
-  Fetcher(const Ahead& ahead, int steps) : at_(ahead.at), end_(ahead.end) {
-    const size_t lines = static_cast<size_t>(end_ - at_) / 64;
-    per_step_ = (lines + static_cast<size_t>(steps) - 1) / static_cast<size_t>(steps) * 64;
-  }
-
-  inline __attribute__((always_inline)) void step() {
-    const uint8_t* const stop = at_ + per_step_ < end_ ? at_ + per_step_ : end_;
-    for (; at_ < stop; at_ += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
-    }
-  }
-
- private:
-  const uint8_t* at_;
-  const uint8_t* end_;
-  size_t per_step_;
-};
-
 // Rows whose product is finished and whose epilogue is not: it runs row by row between the steps of
 // the next tile, since the tile unit leaves the vector units idle for 16 cycles a product.
 template <class Epilogue>
@@ -214,6 +194,9 @@ TRIO_INLINE void amx_32x2(const uint8_t* w0, const uint8_t* w1, int steps, const
   _tile_stored(2, below, out_stride);
   _tile_stored(3, below + 16, out_stride);
 }
+
+// Up to 16 rows weights pass faster where nothing but the products asks for them (measured).
+TRIO_INLINE Ahead ahead_of(const GemmUnit& u) { return u.rows > 16 ? u.ahead : Ahead{}; }
 
 // 16 rows times 4 panels: for batches so small that weights come from memory, four streams of it.
 TRIO_INLINE void amx_16x4(const uint8_t* w, size_t panel_bytes, int steps, const uint16_t* x,
@@ -307,7 +290,7 @@ void plain_unit(const GemmUnit& u, const Epilogue& epilogue) {
       static_cast<const uint16_t*>(u.input->plain) + static_cast<size_t>(u.row0) * width;
   if (u.rows > kFewRows) configure_gemm_tiles();
   settle_memory();
-  Fetcher fetcher(u.ahead, steps_of(u));
+  Fetcher fetcher(ahead_of(u), steps_of(u));
   Pending<Epilogue> pending(epilogue, out_width);
   float* out = u.scratch;
   float* other = out + kMaxRowTile * out_width;

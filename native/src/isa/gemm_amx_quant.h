@@ -155,7 +155,7 @@ void quant_tiles_unit(const GemmUnit& u, const Epilogue& epilogue) {
   }
   configure_quant_tiles();
   const int tiles = ceil_div(u.rows, kLanes);
-  Fetcher fetcher(u.ahead, tiles * u.panels * ceil_div(groups, 2));
+  Fetcher fetcher(ahead_of(u), tiles * u.panels * ceil_div(groups, 2));
   const int8_t* const x = u.input->quant + static_cast<size_t>(u.row0) * width;
   PairSums sums{unpacked, x, groups, u.panels, tiles, width, dots};
   int pair = 0;

@@ -233,6 +233,7 @@ TRIO_INLINE Vf dot_pair(Vf acc, WeightPair w, InputPair x) {
   return acc;
 }
 constexpr int kTileRows = 4, kTilePanels = 1;
+constexpr int kNarrowTileRows = 4;
 constexpr int kQuantRows = 2;
 constexpr int kAttentionTile = 4;
 

@@ -151,6 +151,7 @@ TRIO_INLINE Vf dot_pair(Vf acc, WeightPair w, InputPair x) {
   return _mm512_dpbf16_ps(acc, (__m512bh)w.raw, (__m512bh)x.raw);
 }
 constexpr int kTileRows = 6, kTilePanels = 4;
+constexpr int kNarrowTileRows = 12;
 #else
 using Plain = float;
 TRIO_INLINE void vstore_plain(Plain* p, Vf x) { vstore(p, x); }
@@ -177,6 +178,7 @@ TRIO_INLINE Vf dot_pair(Vf acc, WeightPair w, InputPair x) {
   return vfma(w.odd, x.odd, vfma(w.even, x.even, acc));
 }
 constexpr int kTileRows = 12, kTilePanels = 2;
+constexpr int kNarrowTileRows = 12;
 #endif
 constexpr int kQuantRows = 6;
 constexpr int kAttentionTile = 12;

@@ -151,6 +151,7 @@ TRIO_INLINE Vf dot_pair(Vf acc, WeightPair w, InputPair x) {
   return acc + w.odd * x.odd;
 }
 constexpr int kTileRows = 2, kTilePanels = 1;
+constexpr int kNarrowTileRows = 2;
 constexpr int kQuantRows = 2;
 constexpr int kAttentionTile = 2;
 
