@@ -13,8 +13,8 @@
 namespace trioengine {
 namespace {
 
-// Of the cache: what the first dozens of requests take, and supplied within a second on slow hosts.
-constexpr std::size_t kTouchedEarly = std::size_t{128} << 20;
+// Of the cache: what the first dozens of requests take, and supplied within seconds on slow hosts.
+constexpr std::size_t kTouchedEarly = std::size_t{512} << 20;
 constexpr int kMostTokens = 1 << 20;  // of a step or a block, so that nothing leaves an int
 
 StepLimits limits_of(const Model& model, const RunnerOptions& options) {
@@ -63,8 +63,8 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
       checker_(limits_of(*model_, options_)),
       pool_(options_.threads),
       space_(*model_, kernels, options_.threads, options_.max_tokens),
-      cache_(checked_product({block_bytes(model_->shape(), options_.block_size),
-                              static_cast<std::size_t>(options_.num_blocks)})),
+      block_bytes_(block_bytes(model_->shape(), options_.block_size)),
+      cache_(checked_product({block_bytes_, static_cast<std::size_t>(options_.num_blocks)})),
       toucher_(cache_, kTouchedEarly),
       phases_(static_cast<std::size_t>(
           Pass::kPhasesPerLayer * model_->shape().layers + Pass::kPhasesToNarrow +
@@ -78,6 +78,7 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
 // Finds each token's tile of the cache, and cuts the sequences into attention units.
 void Runner::prepare(const StepView& step) {
   const int tiles_per_block = options_.block_size / kLanes;
+  int highest = 0;
   runs_.clear();
   for (int s = 0; s < step.num_seqs; ++s) {
     const int first = step.query_start[s], last = step.query_start[s + 1];
@@ -87,11 +88,15 @@ void Runner::prepare(const StepView& step) {
       const int position = step.positions[t];
       const int within = position % options_.block_size / kLanes;
       const std::size_t at = static_cast<std::size_t>(t);
-      space_.tiles[at] = table[position / options_.block_size] * tiles_per_block + within;
+      const int block = table[position / options_.block_size];
+      highest = std::max(highest, block);
+      space_.tiles[at] = block * tiles_per_block + within;
       const int filled = std::min(kLanes, last - t);
       space_.fresh[at] = static_cast<uint8_t>(position % kLanes == 0 ? filled : 0);
     }
   }
+  // Blocks are handed out from the first on.
+  toucher_.begin_step((static_cast<std::size_t>(highest) + 1) * block_bytes_);
   spans_.cut(runs_);
   wanted_.find(step);
   if (wanted_.count() < step.num_tokens) wanted_spans_.cut(wanted_.runs());
@@ -121,6 +126,7 @@ void Runner::execute(const StepView& step, const StepOutput& output) {
     Pass(state, step, thread).run(output);
     kernels_.leave(before);
   });
+  toucher_.end_step();
 }
 
 }  // namespace trioengine

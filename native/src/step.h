@@ -57,6 +57,7 @@ class Runner {
   StepChecker checker_;
   ThreadPool pool_;
   Workspace space_;
+  std::size_t block_bytes_;
   HugeBuffer cache_;
   PageToucher toucher_;  // of the cache
   std::vector<Phase> phases_;

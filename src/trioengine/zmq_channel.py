@@ -8,7 +8,8 @@ what ``ZMQ_FD`` is, libzmq's command mailbox, which *any* call on the socket may
 although messages wait:
 
 - receive until EAGAIN (which is only reported after the mailbox was read), and only then wait for
-  the descriptor. A receiver that waits first, or takes one a wake, sleeps with mail waiting.
+  the descriptor. A receiver that waits first, or takes one a wake, sleeps with mail waiting. From
+  EAGAIN on the descriptor can be trusted: one EAGAIN for each wake is enough.
 - with no high-water mark a send never waits, and EAGAIN on the bound PUSH has one meaning left:
   nobody is connected. Before the handshake that is normal, afterwards the peer is gone.
 
@@ -73,6 +74,7 @@ class ZmqTransport(ClosedOnExit):
         self._kept: list[ClientMessage] = []  # sent before the handshake
         self._peers: set[int] = set()  # connections of the PULL
         self._ended = False  # there was one, and there is none any more
+        self._quiet = False  # PULL and monitor have both been read until EAGAIN
         self._since_checkpoint = 0
         self._context = zmq.Context(io_threads=1)
         self._push = self._context.socket(zmq.PUSH)
@@ -134,14 +136,15 @@ class ZmqTransport(ClosedOnExit):
     async def _receive_frames(self, most: int) -> list[bytes]:
         """Return between 1 and ``most`` frames."""
         while True:
+            if self._quiet and not self._ended:
+                self._since_checkpoint = 0
+                await trio.lowlevel.wait_readable(self._wakeups)
             if frames := self._drain(most):
                 return frames
             if self._ended:
                 raise PeerGoneError("the engine has closed its end of the wire")
             self._note_connections()
-            if not self._ended:
-                self._since_checkpoint = 0
-                await trio.lowlevel.wait_readable(self._wakeups)
+            self._quiet = True
 
     def _drain(self, most: int) -> list[bytes]:
         """Receive up to ``most`` frames; fewer means EAGAIN, so that waiting is safe."""
@@ -150,7 +153,8 @@ class ZmqTransport(ClosedOnExit):
             while len(frames) < most:
                 frames.append(self._pull.recv(zmq.NOBLOCK))
         except zmq.Again:
-            pass
+            return frames
+        self._quiet = False
         return frames
 
     def _note_connections(self) -> None:

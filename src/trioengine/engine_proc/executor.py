@@ -77,8 +77,9 @@ class Executor:
 
     def _checked(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Return the sampled ids, with ``ALIEN_TOKEN`` for any that is not in the vocabulary."""
-        in_vocabulary = tokens.view(np.uint32) < self._runner.model.vocab_size
-        if in_vocabulary.all():
+        vocab_size = self._runner.model.vocab_size
+        ids = tokens.tolist()  # a list of a few is looked through faster than an array
+        if max(ids, default=0) < vocab_size and min(ids, default=0) >= NO_TOKEN:
             return tokens
-        known = in_vocabulary | (tokens == NO_TOKEN)
+        known = (tokens.view(np.uint32) < vocab_size) | (tokens == NO_TOKEN)
         return np.where(known, tokens, np.int32(ALIEN_TOKEN))

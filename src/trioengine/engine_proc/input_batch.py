@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 Rows ``0 .. num_rows`` are dense: the last row moves into a gap. In the usual step every row decodes
-one token, and the batch is a few views and vectorised additions, whatever the number of rows;
-Python touches a row when its request comes, goes or gets a block. A step with prefill chunks, or
+one token, and Python touches a row when its request comes, goes or gets a block: until then the
+batch of the step before is used again, with its lengths one higher. A step with prefill chunks, or
 with rows left out, is gathered by index.
 """
 
@@ -64,6 +64,9 @@ class InputBatch:
         self._seeds = np.zeros(max_rows, np.uint64)
         self._request_ids = np.zeros(max_rows, np.int64)
         self._rows = np.arange(max_rows + 1, dtype=np.int32)
+        self._seq_lens = np.zeros(max_rows, np.int32)  # of the steady batch
+        self._positions = np.zeros(max_rows, np.int64)  # that its rows sample, the same numbers
+        self._steady: BuiltStep | None = None
         self._columns = (
             self._last_token,
             self._num_computed,
@@ -82,6 +85,7 @@ class InputBatch:
 
     def add(self, request: Request) -> None:
         """Give an admitted request a row."""
+        self._steady = None
         row = request.row = len(self.requests)
         self.requests.append(request)
         params = request.params
@@ -103,6 +107,7 @@ class InputBatch:
 
     def remove(self, request: Request) -> None:
         """Take the row of a request that has ceased to run; the last row fills the gap."""
+        self._steady = None
         row, request.row = request.row, -1
         last = self.requests.pop()
         if last is not request:
@@ -116,6 +121,7 @@ class InputBatch:
 
     def note_growth(self, request: Request) -> None:
         """Copy the newest blocks of a request into its row."""
+        self._steady = None
         row, known, count = request.row, self._num_blocks[request.row], len(request.block_ids)
         self._blocks[row, known:count] = request.block_ids[known:]
         self._num_blocks[row] = count
@@ -130,18 +136,28 @@ class InputBatch:
         if plan.prefills or len(plan.decodes) != len(self.requests):
             return self._gather(plan, ahead)
         num_rows = len(self.requests)
-        seq_lens = self._num_computed[:num_rows] + np.int32(1)
-        rows = self._rows[:num_rows]
-        batch = StepBatch(
-            token_ids=self._last_token[:num_rows],
-            positions=self._num_computed[:num_rows],
+        np.add(self._num_computed[:num_rows], 1, out=self._seq_lens[:num_rows])
+        self._positions[:num_rows] = self._seq_lens[:num_rows]
+        if self._steady is not None:
+            return self._steady
+        built = BuiltStep(self._decodes(num_rows, ahead), self.requests.copy(), [])
+        if not self._num_with_extras and not self._may_not_end:
+            self._steady = built
+        return built
+
+    def _decodes(self, num_rows: int, ahead: int) -> StepBatch:
+        """Return a batch in which every row decodes one token: views, but for the block tables."""
+        rows = slice(num_rows)
+        width = int(self._num_blocks[rows].max())
+        return StepBatch(
+            token_ids=self._last_token[rows],
+            positions=self._num_computed[rows],
             query_start=self._rows[: num_rows + 1],
-            seq_lens=seq_lens,
-            block_tables=self._tables(slice(num_rows), seq_lens),
-            logits_rows=rows,
-            sampling=self._sampling(slice(num_rows), self.requests, seq_lens, ahead),
+            seq_lens=self._seq_lens[rows],
+            block_tables=np.ascontiguousarray(self._blocks[rows, :width]),
+            logits_rows=self._rows[rows],
+            sampling=self._sampling(rows, self.requests, self._positions[rows], ahead),
         )
-        return BuiltStep(batch, self.requests.copy(), [])
 
     def _gather(self, plan: SchedulerOutput, ahead: int) -> BuiltStep:
         """Build a batch of decodes first, then chunks."""
@@ -157,6 +173,7 @@ class InputBatch:
         sampled[num_decodes:] = [chunk.is_last for chunk in chunks]
         sampling_requests = [requests[index] for index in np.flatnonzero(sampled).tolist()]
         seq_lens = starts + counts
+        width = -(-int(seq_lens.max()) // self._block_size)
         batch = StepBatch(
             token_ids=np.concatenate(
                 [self._last_token[rows[:num_decodes]], *map(_chunk_tokens, chunks)]
@@ -164,22 +181,23 @@ class InputBatch:
             positions=_positions(starts, counts, query_start),
             query_start=query_start,
             seq_lens=seq_lens,
-            block_tables=self._tables(rows, seq_lens),
+            block_tables=np.ascontiguousarray(self._blocks[rows, :width]),
             logits_rows=query_start[1:][sampled] - np.int32(1),
-            sampling=self._sampling(rows[sampled], sampling_requests, seq_lens[sampled], ahead),
+            sampling=self._sampling(
+                rows[sampled], sampling_requests, seq_lens[sampled].astype(np.int64), ahead
+            ),
         )
         scored = scored_spans(chunks, query_start[num_decodes:-1].tolist())
         if scored:
             add_scored_rows(batch, scored)
         return BuiltStep(batch, sampling_requests, scored)
 
-    def _tables(self, rows: slice | Int32Array, seq_lens: Int32Array) -> Int32Array:
-        width = -(-int(seq_lens.max()) // self._block_size)
-        tables: Int32Array = np.ascontiguousarray(self._blocks[rows, :width])
-        return tables
-
     def _sampling(
-        self, rows: slice | Int32Array, requests: list[Request], seq_lens: Int32Array, ahead: int
+        self,
+        rows: slice | Int32Array,
+        requests: list[Request],
+        positions: npt.NDArray[np.int64],
+        ahead: int,
     ) -> SamplingRows:
         sampling = SamplingRows(
             temperature=self._temperature[rows],
@@ -187,7 +205,7 @@ class InputBatch:
             top_k=self._top_k[rows],
             min_p=self._min_p[rows],
             seeds=self._seeds[rows],
-            positions=seq_lens.astype(np.int64),
+            positions=positions,
             request_ids=self._request_ids[rows],
             all_greedy=self._num_drawn == 0,
             masked_token_ids=self._masks(requests, ahead),
@@ -212,12 +230,12 @@ class InputBatch:
         An impossible token ends its request as soon as somebody looks. Until then its row goes on
         with another one, so that what ``build`` returns is always sound.
         """
-        tokens = np.maximum(tokens, 0)
         num_rows = len(self.requests)
         if not plan.prefills and len(plan.decodes) == num_rows:
             self._num_computed[:num_rows] += np.int32(1)
-            self._last_token[:num_rows] = tokens
+            np.maximum(tokens, 0, out=self._last_token[:num_rows])
             return
+        tokens = np.maximum(tokens, 0)
         self._num_computed[[request.row for request in plan.decodes]] += np.int32(1)
         for chunk in plan.prefills:
             self._num_computed[chunk.request.row] += np.int32(chunk.num_tokens)
