@@ -1,6 +1,5 @@
 #include "page_toucher.h"
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@ namespace trioengine {
 namespace {
 
 constexpr std::size_t kStretch = std::size_t{2} << 20;  // a huge page
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLeastGrowth = 8 * kStretch;  // worth waking a thread for
 constexpr std::chrono::milliseconds kQuiet{50};     // without a step, before more is asked for
 
@@ -30,19 +28,13 @@ bool populate(char* at, std::size_t bytes) {
 #endif
 }
 
-// Has the calling thread run on idle cores alone, so that no step waits for it.
-void step_back() {
-#ifdef SCHED_IDLE
-  const sched_param none{};
-  sched_setscheduler(0, SCHED_IDLE, &none);  // of this thread; a courtesy: failing is no error
-#endif
-}
-
 }  // namespace
 
 PageToucher::PageToucher(const HugeBuffer& buffer, std::size_t early)
-    : at_(buffer.as<char>()), size_(buffer.size() / kPage * kPage), wanted_(std::min(early, size_)) {
-  if (size_ < kStretch) return;  // not worth a thread
+    : at_(buffer.as<char>()),
+      size_(buffer.size() / kStretch * kStretch),
+      wanted_(std::min(early / kStretch * kStretch, size_)) {
+  if (size_ == 0) return;  // not worth a thread
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error&) {
@@ -64,7 +56,7 @@ void PageToucher::begin_step(std::size_t used) {
   if (2 * used <= wanted_ || wanted_ == size_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ = std::min(2 * used + kLeastGrowth, size_);
+    wanted_ = std::min((2 * used + kLeastGrowth) / kStretch * kStretch, size_);
   }
   changed_.notify_all();
 }
@@ -72,17 +64,15 @@ void PageToucher::begin_step(std::size_t used) {
 void PageToucher::end_step() { begins_and_ends_.fetch_add(1, std::memory_order_relaxed); }
 
 void PageToucher::work() {
-  step_back();
   std::size_t supplied = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stop_) {
-    if (supplied == wanted_) {
+    if (supplied >= wanted_) {
       changed_.wait(lock);
     } else if (rest(&lock)) {
-      const std::size_t bytes = std::min(kStretch, wanted_ - supplied);
       lock.unlock();
-      if (!populate(at_ + supplied, bytes)) return;
-      supplied += bytes;
+      if (!populate(at_ + supplied, kStretch)) return;
+      supplied += kStretch;
       lock.lock();
     }
   }

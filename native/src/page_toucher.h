@@ -4,8 +4,8 @@
 // milliseconds for a huge page, in the middle of a step. A thread of its own asks for the first part
 // of a buffer while the server starts to answer, and later stays as far ahead of what is in use as
 // has been used already: bursts find their memory ready, and never much more than twice as much is
-// taken as is needed. It works while there are no steps, and on cores that nobody else wants: even a
-// thread of the lowest priority makes a core look taken to those who look for one between two steps.
+// taken as is needed. It works while there are no steps: between two of them even a thread of the
+// lowest priority makes a core look taken to those who look for one.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ class PageToucher {
   PageToucher(const PageToucher&) = delete;
   PageToucher& operator=(const PageToucher&) = delete;
 
-  // A step begins that uses the first `used` bytes. By one thread, each begin with its end; neither
-  // costs anything where nothing new is used.
+  // A step begins that uses the first `used` bytes. By one thread, each begin with its end; costs
+  // next to nothing where nothing new is used.
   void begin_step(std::size_t used);
   void end_step();
 
@@ -38,7 +38,7 @@ class PageToucher {
   bool rest(std::unique_lock<std::mutex>* lock);
 
   char* const at_;
-  const std::size_t size_;  // whole pages
+  const std::size_t size_;  // whole huge pages, as is all that is counted here
   std::atomic<std::uint64_t> begins_and_ends_{0};  // odd: within a step
   std::mutex mutex_;
   std::condition_variable changed_;

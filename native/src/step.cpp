@@ -13,8 +13,8 @@
 namespace trioengine {
 namespace {
 
-// Of the cache: what the first dozens of requests take, and supplied within seconds on slow hosts.
-constexpr std::size_t kTouchedEarly = std::size_t{512} << 20;
+// Of the cache: what the first dozens of requests take, and supplied within a second on slow hosts.
+constexpr std::size_t kTouchedEarly = std::size_t{128} << 20;
 constexpr int kMostTokens = 1 << 20;  // of a step or a block, so that nothing leaves an int
 
 StepLimits limits_of(const Model& model, const RunnerOptions& options) {
@@ -75,8 +75,9 @@ Runner::Runner(std::shared_ptr<const Model> model, const KernelTable& kernels,
       wanted_(options_.max_tokens),
       wanted_spans_(spans_) {}
 
-// Finds each token's tile of the cache, and cuts the sequences into attention units.
-void Runner::prepare(const StepView& step) {
+// Finds each token's tile of the cache, and cuts the sequences into attention units. Returns how
+// many blocks from the first on, where handing out begins, are in use at least.
+int Runner::prepare(const StepView& step) {
   const int tiles_per_block = options_.block_size / kLanes;
   int highest = 0;
   runs_.clear();
@@ -95,17 +96,16 @@ void Runner::prepare(const StepView& step) {
       space_.fresh[at] = static_cast<uint8_t>(position % kLanes == 0 ? filled : 0);
     }
   }
-  // Blocks are handed out from the first on.
-  toucher_.begin_step((static_cast<std::size_t>(highest) + 1) * block_bytes_);
   spans_.cut(runs_);
   wanted_.find(step);
   if (wanted_.count() < step.num_tokens) wanted_spans_.cut(wanted_.runs());
   for (Phase& phase : phases_) phase.reset();
+  return highest + 1;
 }
 
 void Runner::execute(const StepView& step, const StepOutput& output) {
   checker_.check(step);
-  prepare(step);
+  const int blocks = prepare(step);
   const RowsView all{step.num_tokens, space_.hidden.as<float>(), step.positions, &spans_};
   const RowsView wanted{wanted_.count(), space_.wanted.as<float>(), wanted_.positions(),
                         &wanted_spans_};
@@ -121,6 +121,7 @@ void Runner::execute(const StepView& step, const StepOutput& output) {
                         cache_.as<uint16_t>(),
                         options_.block_size / kLanes,
                         pool_.size()};
+  toucher_.begin_step(static_cast<std::size_t>(blocks) * block_bytes_);
   pool_.run([&](int thread) {
     const unsigned before = kernels_.enter();
     Pass(state, step, thread).run(output);

@@ -49,7 +49,7 @@ class Runner {
   static std::size_t block_bytes(const ModelShape& shape, int block_size);
 
  private:
-  void prepare(const StepView& step);
+  int prepare(const StepView& step);
 
   std::shared_ptr<const Model> model_;
   const KernelTable& kernels_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,6 +81,33 @@ def test_hello_goes_both_ways_then_anything(server: Server, channel: EngineChann
         messages += channel.drain()
     assert messages == [Abort([1]), Shutdown()]
     assert channel.drain() == []
+
+
+def test_what_comes_after_a_wait_or_between_two_drains_is_found(
+    server: Server, channel: EngineChannel
+) -> None:
+    server.send(Hello(PROTOCOL_VERSION, "secret"), Abort([0]))
+    channel.greet("secret")
+    received = found_by_draining(channel)
+    for number in range(1, 100):
+        assert channel.drain() == []
+        server.send(Abort([number]))
+        if number % 2:
+            channel.wait()
+            received += channel.drain()
+        else:
+            received += found_by_draining(channel)
+        assert received[-1] == Abort([number])
+    assert len(received) == 100
+
+
+def found_by_draining(channel: EngineChannel) -> list[ClientMessage]:
+    """Drain until something is there, as a busy engine does, which never waits."""
+    end_s = time.monotonic() + PATIENCE_MS / 1000
+    while time.monotonic() < end_s:
+        if messages := channel.drain():
+            return messages
+    raise AssertionError("nothing came")
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,29 @@ def test_what_was_sampled_is_computed_next(gathered: bool) -> None:
     assert batch.block_tables.tolist() == [[10, 11, 0], [20, 21, 22]]
 
 
+def test_a_batch_that_is_used_again_is_that_of_the_rows_as_they_are() -> None:
+    one, two, three = decoding(1, 5), decoding(2, 5), decoding(3, 6)
+    rows = batch_of(one, two)
+
+    def decode(*requests: Request) -> tuple[list[list[int]], list[Request]]:
+        plan = SchedulerOutput(decodes=list(requests))
+        batch, sampled, _ = rows.build(plan)
+        check_batch(batch, BLOCK_SIZE, 400)
+        got = [batch.positions.tolist(), batch.seq_lens.tolist(), batch.sampling.positions.tolist()]
+        rows.advance(plan, sampled, np.array([9] * len(requests), np.int32))
+        return [batch.sampling.request_ids.tolist(), *got], sampled
+
+    assert decode(one, two) == ([[1, 2], [4, 4], [5, 5], [5, 5]], [one, two])
+    assert decode(one, two) == ([[1, 2], [5, 5], [6, 6], [6, 6]], [one, two])
+    rows.add(three)
+    assert decode(one, two, three) == (
+        [[1, 2, 3], [6, 6, 5], [7, 7, 6], [7, 7, 6]],
+        [one, two, three],
+    )
+    rows.remove(one)
+    assert decode(three, two) == ([[3, 2], [6, 7], [7, 8], [7, 8]], [three, two])
+
+
 def test_the_last_row_fills_a_gap() -> None:
     requests = [decoding(index, 4 + index) for index in range(1, 5)]
     rows = batch_of(*requests)

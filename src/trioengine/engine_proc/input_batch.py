@@ -141,7 +141,7 @@ class InputBatch:
         if self._steady is not None:
             return self._steady
         built = BuiltStep(self._decodes(num_rows, ahead), self.requests.copy(), [])
-        if not self._num_with_extras and not self._may_not_end:
+        if not self._may_not_end and all(map(_stays_as_it_is, self.requests)):
             self._steady = built
         return built
 
@@ -240,6 +240,11 @@ class InputBatch:
         for chunk in plan.prefills:
             self._num_computed[chunk.request.row] += np.int32(chunk.num_tokens)
         self._last_token[[request.row for request in sampled]] = tokens
+
+
+def _stays_as_it_is(request: Request) -> bool:
+    """True where nothing but its length changes how a request samples from step to step."""
+    return request.extras is None and request.grammar is None
 
 
 def _chunk_tokens(chunk: PrefillChunk) -> Int32Array:
