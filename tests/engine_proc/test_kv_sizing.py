@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioengine.engine_proc.kv_sizing import GIB, KVCacheRequest, num_kv_blocks, require_memory
+from trioengine.engine_proc.kv_sizing import (
+    GIB,
+    KVCacheRequest,
+    KVCacheSizeError,
+    num_kv_blocks,
+    require_memory,
+)
 from trioengine.errors import ConfigError
 
 REQUEST = KVCacheRequest(
@@ -42,6 +48,12 @@ def test_a_size_beyond_free_memory_is_refused_with_both_numbers() -> None:
 def test_a_cache_below_one_sequence_is_refused_with_the_length_that_fits() -> None:
     request = dataclasses.replace(REQUEST, max_model_len=10_000, budget_gib=16 * 100 / 2**20)
     with pytest.raises(ConfigError, match=r"10000 tokens needs 0\.01 GiB.*at most 1600, or"):
+        num_kv_blocks(request)
+
+
+def test_a_cache_below_one_block_is_refused_without_a_length() -> None:
+    request = dataclasses.replace(REQUEST, budget_gib=0.0)
+    with pytest.raises(KVCacheSizeError, match=r" free\): raise --kv-cache-memory or"):
         num_kv_blocks(request)
 
 

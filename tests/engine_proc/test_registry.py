@@ -11,6 +11,7 @@ import pytest
 from trioengine.config import EngineConfig, EngineOptions
 from trioengine.engine_proc import registry
 from trioengine.engine_proc.core import EngineCore
+from trioengine.engine_proc.kv_sizing import KVCacheSizeError
 from trioengine.engine_proc.registry import build_backend
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.errors import ConfigError
@@ -89,6 +90,7 @@ class Loaders:
         self.asked: list[str] = []
         self.device = "cpu"
         self.native_fits = native_fits
+        self.refusal = ConfigError("not this architecture")
         for name in ("native", "torch"):
             module = types.ModuleType(f"{name}_runner")
             setattr(module, "load", getattr(self, name))  # noqa: B010
@@ -100,7 +102,7 @@ class Loaders:
     def native(self, model_dir: Path, options: EngineOptions, progress: object) -> SimModelRunner:
         self.asked.append("native")
         if not self.native_fits:
-            raise ConfigError("not this architecture")
+            raise self.refusal
         return self.runner("native cpu")
 
     def torch(self, model_dir: Path, options: EngineOptions, progress: object) -> SimModelRunner:
@@ -135,6 +137,16 @@ def test_who_computes(
     core = build(tmp_path, **options)
     assert loaders.asked == asked
     assert core.model.name == "a-name"
+
+
+def test_a_cache_that_has_no_room_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaders = Loaders(monkeypatch, native_fits=False)
+    loaders.refusal = KVCacheSizeError("no room")
+    with pytest.raises(ConfigError, match=r"^no room$"):
+        build(tmp_path, backend="auto", device="cpu")
+    assert loaders.asked == ["native"]
 
 
 def test_native_by_name_does_not_fall_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ from typing import Final
 
 from trioengine.errors import ConfigError
 
-__all__ = ["CPU_SHARE", "CUDA_SHARE", "GIB", "KVCacheRequest", "num_kv_blocks", "require_memory"]
+__all__ = [
+    "CPU_SHARE",
+    "CUDA_SHARE",
+    "GIB",
+    "KVCacheRequest",
+    "KVCacheSizeError",
+    "num_kv_blocks",
+    "require_memory",
+]
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +26,10 @@ CPU_SHARE: Final = 0.25
 everything else on the machine too."""
 CUDA_SHARE: Final = 0.8
 """The same on a GPU; the rest is for activations, logits and the allocator's slack."""
+
+
+class KVCacheSizeError(ConfigError):
+    """There is no room for such a cache, whatever computes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +81,18 @@ def num_kv_blocks(request: KVCacheRequest) -> int:
     full length can use: a tiny model on a large machine must not end up with millions.
 
     Raises:
-        ConfigError: The named size exceeds the free memory, or not even one sequence of
+        KVCacheSizeError: The named size exceeds the free memory, or not even one sequence of
             ``max_model_len`` tokens fits.
     """
     if request.budget_gib is not None and request.budget_bytes > request.free_bytes:
-        raise ConfigError(
+        raise KVCacheSizeError(
             f"--kv-cache-memory {request.budget_gib:g} GiB exceeds the free memory, "
             f"{request.free_bytes / GIB:.2f} GiB"
         )
     per_sequence = -(-request.max_model_len // request.block_size)
     blocks = request.budget_bytes // (request.bytes_per_token * request.block_size)
     if blocks < per_sequence:
-        raise ConfigError(_too_small(request, blocks))
+        raise KVCacheSizeError(_too_small(request, blocks))
     if request.budget_gib is None:
         blocks = min(blocks, per_sequence * request.max_num_seqs)
     _report(request, blocks)
@@ -98,10 +110,9 @@ def _report(request: KVCacheRequest, blocks: int) -> None:
 
 def _too_small(request: KVCacheRequest, blocks: int) -> str:
     needed = request.max_model_len * request.bytes_per_token / GIB
-    fitting = blocks * request.block_size
+    shorter = f"set --max-model-len to at most {blocks * request.block_size}, or " if blocks else ""
     return (
         f"one sequence of {request.max_model_len} tokens needs {needed:.2f} GiB of KV cache and "
         f"{request.budget_bytes / GIB:.2f} GiB are there ({request.free_bytes / GIB:.2f} GiB "
-        f"free): set --max-model-len to at most {fitting}, or raise --kv-cache-memory or "
-        "--kv-cache-share"
+        f"free): {shorter}raise --kv-cache-memory or --kv-cache-share"
     )

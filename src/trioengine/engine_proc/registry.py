@@ -13,6 +13,7 @@ import msgspec
 from trioengine.engine_proc.core import EngineCore
 from trioengine.engine_proc.detokenizer import Detokenizer, DetokenizerVocab, simulated_vocab
 from trioengine.engine_proc.embedding_core import EmbeddingCore
+from trioengine.engine_proc.kv_sizing import KVCacheSizeError
 from trioengine.engine_proc.sim_runner import SimModelRunner, SimScript
 from trioengine.engine_proc.structured_output.compilations import Compilations
 from trioengine.engine_proc.structured_output.guidance import GuidanceCompiler
@@ -190,6 +191,8 @@ def _load_model(model_dir: Path, options: EngineOptions, progress: Progress) -> 
     if options.backend == "auto" and not _wants_cuda(options):
         try:
             return _load_native(model_dir, options, progress)
+        except KVCacheSizeError:  # torch has no more memory, and would say so seconds later
+            raise
         except ConfigError as error:
             if options.quantization not in _TORCHS_TOO:  # torch would take several times the memory
                 raise ConfigError(
