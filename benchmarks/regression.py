@@ -9,9 +9,6 @@ figures: W1 to W4 and single steps as fractions of the machine's floor, as `trio
 and `native_step.py` tell them; online, the server beside the library on the same workload, in
 turns; FE, whose model is of next to no size, as a fraction of the chunks that one thread of Python
 encodes and writes when it does nothing else. They are stored by runner and instruction set.
-
-A shared host changes its speed from one minute to the next, between floor and workload too, so what
-has fallen is measured again, twice at most, and the best counts: a machine's whim passes.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 STORED: Final = Path(__file__).parent / "stored_ratios.json"
 TOLERATED: Final = 0.85
-MORE_TRIES: Final = 2  # for what has fallen
 WORKLOADS: Final = ("W1", "W2", "W3", "W4")
 FRONT_END: Final = "FE"
 ONLINE: Final = "online"
@@ -153,25 +149,16 @@ def measure(only: list[str], repeat: int) -> tuple[str, dict[str, float]]:
     return runner, ratios
 
 
-def fallen_below(stored: dict[str, float], ratios: dict[str, float]) -> list[str]:
-    """Return the names of those that fell too far."""
-    return [name for name in ratios if ratios[name] < TOLERATED * stored.get(name, 0.0)]
-
-
-def measure_again(stored: dict[str, float], ratios: dict[str, float], repeat: int) -> None:
-    """Measure once more what fell too far, and what is measured with it; keep the better."""
-    groups = {name.split()[0] for name in fallen_below(stored, ratios)}
-    _, more = measure(sorted(groups), repeat)
-    for name in more.keys() & ratios.keys():
-        ratios[name] = max(ratios[name], more[name])
-
-
-def tell(stored: dict[str, float], ratios: dict[str, float]) -> None:
-    """Print each ratio beside the stored one."""
+def compare(stored: dict[str, float], ratios: dict[str, float]) -> list[str]:
+    """Print each ratio beside the stored one; return the names of those that fell too far."""
+    fallen = []
     for name, ratio in ratios.items():
         before = stored.get(name)
         share = f"{ratio / before:.2f} of the stored {before:.3g}" if before else "nothing stored"
         print(f"{name}: {ratio:.3g}, {share}")
+        if before and ratio < TOLERATED * before:
+            fallen.append(name)
+    return fallen
 
 
 def main() -> int:
@@ -184,21 +171,17 @@ def main() -> int:
     options = parser.parse_args()
     kept = json.loads(STORED.read_bytes()) if STORED.exists() else {}
     runner, ratios = measure(options.only, options.repeat)
-    stored = kept.get(runner, {})
     print(f"\n{runner}")
-    tell(stored, ratios)
+    fallen = compare(kept.get(runner, {}), ratios)
     if options.store:
-        kept[runner] = stored | {name: float(f"{r:.3g}") for name, r in ratios.items()}
+        kept[runner] = kept.get(runner, {}) | {
+            name: float(f"{r:.3g}") for name, r in ratios.items()
+        }
         STORED.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
-        return 0
-    for _ in range(MORE_TRIES):
-        if not fallen_below(stored, ratios):
-            return 0
-        measure_again(stored, ratios, options.repeat)
-        tell(stored, ratios)
-    if fallen := fallen_below(stored, ratios):
+    elif fallen:
         print(f"slower than {TOLERATED} of what is stored: {', '.join(fallen)}")
-    return bool(fallen)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
